@@ -1,0 +1,142 @@
+"""What the demo's training reads: labelled rows, the wordings of its questions, and (text, question) pairs with targets.
+
+Sequences come from the engine itself (`agent.prepare`, `agent.encode`), so that a text is laid out in training exactly as in
+a job. Owns no model and no loop.
+"""
+
+import random
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+import yaml
+from laya.model import ModelInputs
+
+HERE = Path(__file__).parent
+LABEL_OF = {"spam": "is_spam", "sentiment": "sentiment", "topic": "topic"}  # question -> the column of its labels
+QTYPE = {"choice": 0, "score": 1, "noul": 2}
+# Where a rating of -4 to +4 lies between the five levels: the bounds of prepare.py fall halfway between two of them.
+RATINGS, LEVELS = (-4.0, -2.0, -0.5, 0.5, 2.0, 4.0), (-0.5, 0.5, 1.5, 2.5, 3.5, 4.5)
+LEVEL_SPREAD = 0.6  # in levels: how far a rating's target reaches into the neighbouring levels
+LABEL_SMOOTHING = 0.05
+ORDINARY_PERCENT = 8  # of reviews and chat turns that also serve as "not spam"
+Questions = dict[str, dict[str, Any]]
+Row = dict[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    rows: list[Row] = pq.read_table(path).to_pylist()
+    return rows
+
+
+def read_questions() -> Questions:
+    questions: Questions = yaml.safe_load((HERE / "questions.yaml").read_text(encoding="utf-8"))
+    return questions
+
+
+def vary_questions(questions: Questions, count: int, seed: int) -> list[Questions]:
+    """The questions as asked, then `count` rewordings with the choice's options in another order each."""
+    paraphrases = yaml.safe_load((HERE / "paraphrases.yaml").read_text(encoding="utf-8"))
+    draw = random.Random(seed)  # noqa: S311 - not for secrets
+    wordings = [questions]
+    for _ in range(count):
+        worded: Questions = {}
+        for name, question in questions.items():
+            other = paraphrases[name]
+            instructions = draw.choice([question["instructions"], *other["instructions"]])
+            criteria = draw.choice([question["criteria"], *other["criteria"]])
+            if question["type"] == "choice":
+                criteria = dict(draw.sample(list(criteria.items()), len(criteria)))
+            worded[name] = {"type": question["type"], "instructions": instructions}
+            if criteria is not None:
+                worded[name]["criteria"] = criteria
+        wordings.append(worded)
+    return wordings
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """(text, question) pairs in one wording. targets: (pairs, options) float32, each row sums to 1, absent options 0."""
+
+    encoded: Any
+    targets: torch.Tensor
+    labels: np.ndarray  # (pairs,) int64: the position of the right option
+    question_names: tuple[str, ...]
+    qtypes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        lengths: np.ndarray = np.diff(self.encoded.offsets)
+        return lengths
+
+    def batch(self, index: np.ndarray, word_dropout: float, unknown_id: int) -> tuple[ModelInputs, torch.Tensor]:
+        """The pairs at `index`, padded; a share of the state's tokens is replaced by the unknown token."""
+        encoded, lengths = self.encoded, self.lengths[index]
+        ids = np.zeros((len(index), lengths.max()), dtype=np.int64)
+        counts = np.diff(encoded.marker_offsets)[index]
+        markers = np.zeros((len(index), counts.max()), dtype=np.int64)
+        for row, pair in enumerate(index):
+            ids[row, : lengths[row]] = encoded.token_ids[encoded.offsets[pair] : encoded.offsets[pair + 1]]
+            markers[row, : counts[row]] = encoded.markers[
+                encoded.marker_offsets[pair] : encoded.marker_offsets[pair + 1]
+            ]
+        if word_dropout:
+            end = lengths - 1
+            start = end - (encoded.state_tokens - encoded.state_tokens_dropped)[index]
+            position = np.arange(ids.shape[1])
+            in_state = (position >= start[:, None]) & (position < end[:, None])
+            ids[in_state & (torch.rand(ids.shape).numpy() < word_dropout)] = unknown_id
+        arrays = (ids, lengths, markers, counts, self.qtypes[index])
+        inputs = ModelInputs(*(torch.from_numpy(np.asarray(array, dtype=np.int64)) for array in arrays))
+        return inputs, self.targets[index, : counts.max()]
+
+
+def option_names(question: dict[str, Any]) -> list[Any]:
+    """An option's label in the data, in the order of the sequence's markers."""
+    if question["type"] == "noul":
+        return [False, True]
+    return list(question["criteria"]) if question["type"] == "choice" else list(range(len(question["criteria"])))
+
+
+def find_label(row: Row, name: str, with_ordinary: bool) -> Any:
+    """The row's label for the question, or None when it must not be asked of that row."""
+    label = row[LABEL_OF[name]]
+    if label is None and name == "spam" and with_ordinary and zlib.crc32(row["id"].encode()) % 100 < ORDINARY_PERCENT:
+        return False
+    return label
+
+
+def make_target(row: Row, name: str, label: int, options: int) -> np.ndarray:
+    """One row of targets: spread around the rating for the sentiment, smoothed for the other two."""
+    if name == "sentiment":
+        distance = np.arange(options) - np.interp(row["rating"], RATINGS, LEVELS)
+        target = np.exp(-((distance / LEVEL_SPREAD) ** 2) / 2)
+    else:
+        target = np.full(options, LABEL_SMOOTHING / options)
+        target[label] += 1 - LABEL_SMOOTHING
+    return target / target.sum()
+
+
+def make_pairs(agent: Any, rows: list[Row], questions: Questions, with_ordinary: bool = False) -> Pairs:
+    """Every labelled (row, question) pair; their order is the same for every wording of the questions."""
+    names = tuple(questions)
+    found = [[find_label(row, name, with_ordinary) for name in names] for row in rows]
+    wanted = np.array([[label is not None for label in labels] for labels in found])
+    encoded = agent.encode([row["text"] for row in rows], agent.prepare(questions), wanted=wanted)
+    options = {name: option_names(question) for name, question in questions.items()}
+    targets = np.zeros((len(encoded.state_index), max(map(len, options.values()))), dtype=np.float32)
+    labels = np.zeros(len(targets), dtype=np.int64)
+    for pair, (state, question) in enumerate(zip(encoded.state_index, encoded.question_index, strict=True)):
+        name = names[question]
+        labels[pair] = options[name].index(found[state][question])
+        count = len(options[name])
+        targets[pair, :count] = make_target(rows[state], name, labels[pair], count)
+    qtypes = np.array([QTYPE[questions[name]["type"]] for name in names])[encoded.question_index]
+    return Pairs(encoded, torch.from_numpy(targets), labels, names, qtypes)

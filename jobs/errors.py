@@ -1,0 +1,51 @@
+"""Errors of the submitter's side and of the store. The docstring is what a person reads first.
+
+LayaBatchError
+├── SettingsError
+├── DatabaseError
+├── BrokerError
+├── InputError
+├── JobNotFoundError
+├── IdempotencyError
+├── JobFailedError
+└── LeaseLostError
+"""
+
+
+class LayaBatchError(Exception):
+    """Something that the caller can mend; the message says what and how."""
+
+
+class SettingsError(LayaBatchError):
+    """A setting is missing, unknown or wrong."""
+
+
+class DatabaseError(LayaBatchError):
+    """The database cannot be used."""
+
+
+class BrokerError(LayaBatchError):
+    """The broker (Redis) cannot be used; nothing was queued."""
+
+
+class InputError(LayaBatchError):
+    """An input file cannot be scored."""
+
+
+class JobNotFoundError(LayaBatchError):
+    """There is no such job."""
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__(f"there is no job {job_id}; `laya-batch list` shows the jobs")
+
+
+class IdempotencyError(LayaBatchError):
+    """An idempotency key was used before, for a job that asks for something else."""
+
+
+class JobFailedError(LayaBatchError):
+    """A job that was waited for did not succeed."""
+
+
+class LeaseLostError(LayaBatchError):
+    """This worker no longer holds the shard: its lease ended, or its job did. Its writes are refused."""

@@ -1,0 +1,242 @@
+"""From input names to shards: finds the Parquet files, reads their footers, refuses what cannot be scored, divides rows.
+
+Reads no rows: `worker.reader` does, with `open_input` and `identify` from here, so that both sides find files alike.
+"""
+
+import glob
+import os
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import accumulate
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from jobs.errors import InputError
+from jobs.settings import without_password
+from schemas.job import JobSpec, ShardPlan
+
+_GLOB_CHARACTERS = "*?["
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file as it was found: where, how large, and when it was last changed."""
+
+    name: str  # absolute path or URL
+    size: int  # bytes
+    modified: str
+
+
+def plan_shards(spec: JobSpec, rows_per_shard: int, roots: list[str]) -> list[ShardPlan]:
+    """Check every file's footer against what the job needs, and divide its rows.
+
+    Files come in the order given, a folder's or glob's in the order of their names. `roots`: when not empty, every file
+    must lie under one of them.
+
+    Raises:
+        InputError: naming the file and what is wrong with it.
+    """
+    plans: list[ShardPlan] = []
+    first_schema: tuple[str, pa.Schema] | None = None
+    first_row_number = 0
+    for file in find_files(spec.inputs):
+        check_root(file.name, roots)
+        metadata = _read_footer(file)
+        schema = _needed_columns(file.name, metadata.schema.to_arrow_schema(), spec)
+        if first_schema is not None and not schema.equals(first_schema[1]):
+            raise InputError(
+                f"{file.name}: columns differ from {first_schema[0]}: {_difference(schema, first_schema[1])}"
+            )
+        first_schema = first_schema or (file.name, schema)
+        row_counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        plans += _divide(file, row_counts, rows_per_shard, first_row_number)
+        first_row_number += metadata.num_rows
+    return plans
+
+
+def find_files(inputs: list[str]) -> list[InputFile]:
+    """The Parquet files that the inputs name: files, folders (with their subfolders), globs or URLs.
+
+    Raises:
+        InputError: an input names nothing, or names a file twice.
+    """
+    files: list[InputFile] = []
+    for name in inputs:
+        if name != without_password(name):
+            raise InputError(f"{without_password(name)}: holds a secret; give it to the workers' environment instead")
+        files += _find_remote(name) if is_url(name) else _find_local(name)
+    seen: set[str] = set()
+    for file in files:
+        if file.name in seen:
+            raise InputError(f"{file.name}: named twice; each row is scored once")
+        seen.add(file.name)
+    return files
+
+
+def is_url(name: str) -> bool:
+    """Whether an input is a URL for pyarrow's filesystems rather than a local path."""
+    return "://" in name
+
+
+def open_input(name: str) -> tuple[fs.FileSystem, str]:
+    """The filesystem and the path in it of a file that `find_files` named."""
+    try:
+        return fs.FileSystem.from_uri(name) if is_url(name) else (fs.LocalFileSystem(), name)
+    except (pa.ArrowInvalid, OSError, ValueError) as error:
+        raise InputError(f"{name}: cannot be opened: {error}") from error
+
+
+def identify(name: str) -> InputFile:
+    """The file as it is now; raises InputError when it is gone."""
+    filesystem, path = open_input(name)
+    try:
+        info = filesystem.get_file_info(path)
+    except OSError as error:
+        raise InputError(f"{name}: cannot be reached: {error}") from error
+    if not info.is_file:
+        raise InputError(f"{name}: no such file")
+    return _input_file(name, info)
+
+
+def check_root(name: str, roots: list[str]) -> None:
+    """Raise InputError unless the file, its symlinks followed, lies under one of the roots; no roots allow any file."""
+    if not roots or any(_lies_under(name, root) for root in roots):
+        return
+    allowed = ", ".join(roots)
+    raise InputError(f"{name}: not under an input root ({allowed}); add its folder to LAYA_BATCH_INPUT_ROOTS")
+
+
+def _lies_under(name: str, root: str) -> bool:
+    if is_url(name) != is_url(root):
+        return False
+    if is_url(name):
+        return ".." not in urlsplit(name).path.split("/") and f"{name}/".startswith(f"{root.rstrip('/')}/")
+    return Path(name).resolve().is_relative_to(Path(root).resolve())
+
+
+def _find_local(name: str) -> list[InputFile]:
+    path = Path(name).expanduser().absolute()
+    if path.is_file():
+        found = [path]
+    elif path.is_dir():
+        found = [file for file in path.rglob("*.parquet") if not _is_hidden(file.relative_to(path))]
+    elif any(character in name for character in _GLOB_CHARACTERS):
+        found = [Path(file) for file in glob.glob(str(path), recursive=True) if Path(file).is_file()]  # noqa: PTH207
+    else:
+        raise InputError(f"{name}: no such file or folder")
+    if not found:
+        raise InputError(f"{name}: no Parquet file there")
+    return [identify(os.path.normpath(file)) for file in sorted(found)]
+
+
+def _find_remote(name: str) -> list[InputFile]:
+    """A URL's file, folder or glob. The names found keep the URL's scheme, host and query."""
+    parts = urlsplit(name)
+    fixed = parts.path
+    if any(character in parts.path for character in _GLOB_CHARACTERS):
+        fixed = os.path.dirname(parts.path[: min(parts.path.find(c) for c in _GLOB_CHARACTERS if c in parts.path)])  # noqa: PTH120
+    filesystem, base = open_input(parts._replace(path=fixed).geturl())
+    try:
+        info = filesystem.get_file_info(base)
+        if info.is_file:
+            return [_input_file(name, info)]
+        below = filesystem.get_file_info(fs.FileSelector(base, recursive=True))
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error}") from error
+    found = []
+    for info in below:
+        url = parts._replace(path=fixed.rstrip("/") + info.path.removeprefix(base.rstrip("/"))).geturl()
+        wanted = info.path.endswith(".parquet") if fixed == parts.path else fnmatch(urlsplit(url).path, parts.path)
+        if info.is_file and wanted:
+            found.append(_input_file(url, info))
+    if not found:
+        raise InputError(f"{name}: no Parquet file there")
+    return sorted(found, key=lambda file: file.name)
+
+
+def _read_footer(file: InputFile) -> pq.FileMetaData:
+    filesystem, path = open_input(file.name)
+    try:
+        with filesystem.open_input_file(path) as source:
+            metadata = pq.read_metadata(source)
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{file.name}: is not a readable Parquet file: {error}") from error
+    if metadata.num_rows == 0:
+        raise InputError(f"{file.name}: has no rows")
+    return metadata
+
+
+def _needed_columns(name: str, schema: pa.Schema, spec: JobSpec) -> pa.Schema:
+    """The columns that the job reads, checked: present, and of a type that can be a state or a row id."""
+    needed = [*spec.state, *([spec.row_id] if spec.row_id is not None else [])]
+    if missing := [column for column in needed if column not in schema.names]:
+        raise InputError(f"{name}: no column {missing[0]!r}; it has {', '.join(schema.names)}")
+    if repeated := [column for column in needed if schema.names.count(column) > 1]:
+        raise InputError(f"{name}: has more than one column {repeated[0]!r}")
+    if len(spec.state) == 1 and not _is_text_or_turns(state_type := schema.field(spec.state[0]).type):
+        raise InputError(
+            f"{name}: column {spec.state[0]!r} is {state_type}; a state is text, or a list of turns "
+            "(text, or structs such as role and content)"
+        )
+    for column in spec.state if len(spec.state) > 1 else []:
+        if _holds_bytes(schema.field(column).type):
+            raise InputError(f"{name}: column {column!r} is {schema.field(column).type}; bytes are no JSON")
+    if spec.row_id is not None and not _is_id(id_type := schema.field(spec.row_id).type):
+        raise InputError(f"{name}: row id column {spec.row_id!r} is {id_type}; an id is text or a whole number")
+    return pa.schema([schema.field(column).remove_metadata().with_nullable(True) for column in dict.fromkeys(needed)])
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_text_or_turns(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return bool(
+            _is_text(kind.value_type) or (pa.types.is_struct(kind.value_type) and not _holds_bytes(kind.value_type))
+        )
+    return _is_text(kind)
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    return bool(_is_text(kind) or pa.types.is_integer(kind))
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _difference(schema: pa.Schema, first: pa.Schema) -> str:
+    pairs = zip(schema, first, strict=True)
+    return ", ".join(f"{here.name} is {here.type}, not {there.type}" for here, there in pairs if here != there)
+
+
+def _divide(file: InputFile, row_counts: list[int], rows_per_shard: int, first_row_number: int) -> list[ShardPlan]:
+    """Cut a file's rows into shards, each the row groups that hold it and the rows to skip in the first."""
+    starts = [0, *accumulate(row_counts)]
+    plans = []
+    for start in range(0, starts[-1], rows_per_shard):
+        end = min(start + rows_per_shard, starts[-1])
+        first, last = bisect_right(starts, start) - 1, bisect_left(starts, end)
+        groups, offset = list(range(first, last)), start - starts[first]
+        plans.append(
+            ShardPlan(file.name, file.size, file.modified, groups, offset, end - start, first_row_number + start)
+        )
+    return plans
+
+
+def _input_file(name: str, info: fs.FileInfo) -> InputFile:
+    return InputFile(name, info.size, str(info.mtime_ns))
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.parts)

@@ -1,0 +1,133 @@
+"""Every setting of laya-batch, read from the environment once. Nothing else reads the environment."""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit, urlunsplit
+
+import platformdirs
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from jobs.errors import SettingsError
+from schemas.job import BackendName
+
+PREFIX = "LAYA_BATCH_"
+
+
+def _split_roots(roots: object) -> object:
+    return [root for root in roots.split(",") if root.strip()] if isinstance(roots, str) else roots
+
+
+def _is_redis_url(url: SecretStr) -> SecretStr:
+    if urlsplit(url.get_secret_value()).scheme not in ("redis", "rediss", "redis+socket"):
+        raise ValueError("is not a Redis URL; write redis://host:6379/0, or rediss:// for TLS")
+    return url
+
+
+class Settings(BaseSettings):
+    """One environment variable for each field: its name in capitals after `LAYA_BATCH_`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    data_dir: Path = Field(
+        default_factory=lambda: Path(platformdirs.user_data_dir("laya-batch")),
+        description="Folder of the embedded database, used where no `database_url` is set.",
+    )
+    database_url: SecretStr | None = Field(
+        default=None, description="`postgresql://…` or `sqlite:////…`; unset: SQLite in `data_dir`, migrated by itself."
+    )
+    broker_url: Annotated[SecretStr, AfterValidator(_is_redis_url)] | None = Field(
+        default=None,
+        description="`redis://…` or `rediss://…` (TLS); unset: only `run` works, with a server of its own.",
+    )
+    queue: str = Field(default="laya-batch", min_length=1, description="Name of the queue, if several share one Redis.")
+    input_roots: Annotated[list[str], BeforeValidator(_split_roots), NoDecode] = Field(
+        default=[],
+        description="Folders or URLs, separated by commas, that a worker may read under. A worker needs one.",
+    )
+    checkpoint: str = Field(default="english", description="Checkpoint that a worker loads and warms at boot.")
+    backend: BackendName = Field(default="auto", description="Backend that a worker warms at boot.")
+    rows_per_shard: PositiveInt = Field(default=4096, description="Rows that a worker claims at once.")
+    rows_per_window: PositiveInt = Field(
+        default=2048, description="Rows read, tokenised and packed together, while the window before is scored."
+    )
+    max_batch_tokens: PositiveInt = Field(default=16384, description="Padded tokens in one forward pass, at most.")
+    mask_budget_bytes: PositiveInt = Field(
+        default=256 * 1024 * 1024, description="Bytes of rows x heads x length x length that a batch's mask could take."
+    )
+    lease_s: PositiveFloat = Field(default=120, description="Seconds after which a silent worker's shard is another's.")
+    max_attempts: PositiveInt = Field(default=3, description="Failed attempts after which a shard is set aside.")
+    sweep_s: PositiveFloat = Field(
+        default=10, description="Seconds between searches for ended leases and lost messages."
+    )
+    resend_s: PositiveFloat = Field(
+        default=60, description="Seconds after which an unclaimed shard's message may be lost."
+    )
+    visibility_timeout_s: PositiveInt = Field(
+        default=3600, description="Seconds after which Redis delivers an unacknowledged message again."
+    )
+    boot_timeout_s: PositiveFloat = Field(default=1800, description="Seconds that loading and warming up may take.")
+    log_level: str = Field(default="INFO", description="Level of the workers' log: DEBUG, INFO, WARNING or ERROR.")
+
+    @property
+    def owns_database(self) -> bool:
+        """Whether the database is the embedded one, which the program migrates by itself."""
+        return self.database_url is None
+
+    @property
+    def resolved_database_url(self) -> str:
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{(self.data_dir / 'laya-batch.db').absolute()}"
+
+    def require_broker_url(self) -> str:
+        """The broker's URL with its password; raises SettingsError when none is set."""
+        if self.broker_url is None:
+            raise SettingsError(
+                f"no broker is set; set {PREFIX}BROKER_URL=redis://host:6379/0, or use `laya-batch run`, which brings its own"
+            )
+        return self.broker_url.get_secret_value()
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from the environment; `overrides` (by field name, None ignored) win.
+
+    Raises:
+        SettingsError: naming each wrong variable, or an unknown one with the nearest known name.
+    """
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    for variable in sorted(os.environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            near = difflib.get_close_matches(variable, known, n=1)
+            raise SettingsError(f"unknown setting {variable}" + (f"; did you mean {near[0]}?" if near else ""))
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        wrong = [
+            f"{PREFIX}{str(problem['loc'][0]).upper()}: {problem['msg'].removeprefix('Value error, ')}"
+            for problem in error.errors(include_input=False)
+        ]
+        raise SettingsError("\n".join(wrong)) from error
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """The settings as environment variables, for a process that this one starts."""
+    variables = {}
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, SecretStr):
+            value = value.get_secret_value()
+        if value is not None and value != []:
+            variables[PREFIX + name.upper()] = ",".join(value) if isinstance(value, list) else str(value)
+    return variables
+
+
+def without_password(url: str) -> str:
+    """A URL as a person, a log or the database may see it."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    user_and_host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user_and_host[0].split(':')[0]}:***@{user_and_host[2]}"))

@@ -1,0 +1,141 @@
+"""Connecting to the database, its clock, and its migrations. Owns no statement about jobs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from jobs.errors import DatabaseError
+from schemas.tables import UtcTime
+
+SQLITE_BUSY_TIMEOUT_S = 30  # how long a writer waits for another before it gives up
+CONNECT_TIMEOUT_S = 5
+
+
+class seconds_from_now(FunctionElement[Any]):  # noqa: N801 - reads as the SQL function it is
+    """The database's own clock, moved by some seconds: hosts' clocks differ, and leases are compared across hosts."""
+
+    type = UtcTime()
+    inherit_cache = True
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(sa.literal(seconds, sa.Float))
+
+
+@compiles(seconds_from_now, "postgresql")
+def _postgresql_clock(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"(clock_timestamp() + make_interval(secs => {compiler.process(element.clauses, **kw)}))"
+
+
+@compiles(seconds_from_now, "sqlite")
+def _sqlite_clock(element: Any, compiler: Any, **kw: Any) -> str:
+    # SQLAlchemy reads six decimals, SQLite writes three.
+    shift = f"({compiler.process(element.clauses, **kw)}) || ' seconds'"
+    return f"(strftime('%Y-%m-%d %H:%M:%f', 'now', {shift}) || '000')"
+
+
+class Database:
+    """One database: transactions that write, transactions that only read, and the schema's version."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self.url = sa.make_url(url)
+            if self.url.get_backend_name() == "postgresql":
+                self.url = self.url.set(drivername="postgresql+psycopg")
+            self._engine = sa.create_engine(self.url, pool_pre_ping=True, connect_args=self._connect_args())
+        except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError) as error:
+            raise DatabaseError(
+                "LAYA_BATCH_DATABASE_URL is not a database URL; write postgresql://user:password@host/name "
+                "or sqlite:////folder/file.db"
+            ) from error
+        if self.is_sqlite:
+            sa.event.listen(self._engine, "connect", _prepare_sqlite)
+            sa.event.listen(self._engine, "begin", _begin_sqlite)
+        self._reading = self._engine.execution_options(laya_batch_reads=True)
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.get_backend_name() == "sqlite"
+
+    @property
+    def shown_url(self) -> str:
+        """The URL as a person may see it: without its password."""
+        return self.url.render_as_string(hide_password=True)
+
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """A transaction that writes; committed at the end of the block, rolled back when it raises."""
+        with self._translate_errors(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """A transaction that only reads; in SQLite it never waits for a writer."""
+        with self._translate_errors(), self._reading.connect() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+    def migrate(self) -> None:
+        """Bring the tables to this version's shape; safe to run twice, and by two programs at once."""
+        if self.is_sqlite and self.url.database:
+            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+        with self.write() as connection:
+            if not self.is_sqlite:
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtext('laya-batch migrations'))"))
+            config = _alembic_config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def check_schema(self) -> None:
+        """Raise DatabaseError unless the tables have this version's shape."""
+        head = ScriptDirectory.from_config(_alembic_config()).get_current_head()
+        with self.read() as connection:
+            current = MigrationContext.configure(connection).get_current_revision()
+        if current != head:
+            raise DatabaseError(
+                f"the database {self.shown_url} has schema {current or 'none'}, this version needs {head}; "
+                "run `laya-batch migrate`"
+            )
+
+    def _connect_args(self) -> dict[str, Any]:
+        if self.is_sqlite:
+            return {"timeout": SQLITE_BUSY_TIMEOUT_S}
+        return {"connect_timeout": CONNECT_TIMEOUT_S}
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sa.exc.OperationalError as error:
+            reason = str(error.orig).strip().splitlines()[0]
+            raise DatabaseError(f"the database {self.shown_url} cannot be used: {reason}") from error
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # the driver must not begin transactions of its own
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    reads = connection.get_execution_options().get("laya_batch_reads", False)
+    # A writer takes its lock at once: two that both read first and then write would deadlock.
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _alembic_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", "schemas:migrations")
+    config.set_main_option("path_separator", "os")
+    return config

@@ -1,0 +1,325 @@
+"""Shards in a worker's hands: claimed, saved into, finished, given back, and found again when a worker vanishes.
+
+Each claim raises the shard's attempt number, and each write checks it in its own transaction: a worker that lost its
+lease, however late it wakes, changes nothing.
+"""
+
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+import sqlalchemy as sa
+
+from jobs.errors import JobNotFoundError, LeaseLostError
+from jobs.store.database import Database, seconds_from_now
+from jobs.store.lifecycle import cancel_waiting_shards, lock_job, settle_job, start_job
+from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, states_before
+from schemas.message import ShardMessage
+from schemas.tables import batches, jobs, results, row_errors, shards
+
+_PLAN_COLUMNS = [shards.c[name] for name in ShardPlan.__dataclass_fields__]
+_JOB_IS_OPEN = sa.exists().where(
+    jobs.c.id == shards.c.job_id,
+    jobs.c.status.in_([JobStatus.QUEUED, JobStatus.RUNNING]),
+    jobs.c.cancel_requested_at.is_(None),
+    jobs.c.error.is_(None),
+)
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """What the `batches` table keeps of one forward pass: what ran, on how much, for how long."""
+
+    worker_id: int
+    backend: str
+    device: str
+    dtype: str
+    bucket_length: int
+    sequences: int
+    tokens: int
+    padded_tokens: int
+    read_ms: float
+    tokenise_ms: float
+    forward_ms: float
+    decode_ms: float
+
+
+@dataclass(frozen=True)
+class RowError:
+    """Why one row, or one question of it, has no answer."""
+
+    row_number: int
+    question: str  # '*': the whole row
+    row_id: str | None
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class QueuedShard:
+    """A shard whose message must be sent."""
+
+    job_id: int
+    shard_id: int
+    priority: int
+
+
+def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float) -> Claim | None:
+    """Take a waiting shard of an open job; None when there is nothing to take, as for a message that came twice."""
+    job_id, shard_id = message.job_id, message.shard_id
+    with db.write() as connection:
+        try:
+            lock_job(connection, job_id)  # the order of locks everywhere: first the job, then its shards
+        except JobNotFoundError:
+            return None
+        claimed = connection.execute(
+            sa.update(shards)
+            .where(
+                shards.c.id == shard_id,
+                shards.c.job_id == job_id,
+                shards.c.status.in_(states_before(ShardStatus.RUNNING)),
+                _JOB_IS_OPEN,
+            )
+            .values(
+                status=ShardStatus.RUNNING,
+                attempt=shards.c.attempt + 1,
+                lease_owner=owner,
+                lease_expires_at=seconds_from_now(lease_s),
+                started_at=sa.func.coalesce(shards.c.started_at, seconds_from_now()),
+            )
+            .returning(shards.c.attempt, *_PLAN_COLUMNS)
+        ).one_or_none()
+        if claimed is None:
+            return None
+        start_job(connection, job_id)
+        spec = connection.scalar(sa.select(jobs.c.spec).where(jobs.c.id == job_id))
+    plan = ShardPlan(**{column.name: getattr(claimed, column.name) for column in _PLAN_COLUMNS})
+    return Claim(job_id, shard_id, claimed.attempt, JobSpec.model_validate(spec), plan)
+
+
+def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str | None) -> str:
+    """Note the weights that score this job, the first time; returns the fingerprint that the job is held to."""
+    with db.write() as connection:
+        lock_job(connection, claim.job_id)
+        connection.execute(
+            sa.update(jobs)
+            .where(jobs.c.id == claim.job_id, jobs.c.checkpoint_fingerprint.is_(None))
+            .values(checkpoint_fingerprint=fingerprint, checkpoint_revision=revision)
+        )
+        return str(connection.scalar(sa.select(jobs.c.checkpoint_fingerprint).where(jobs.c.id == claim.job_id)))
+
+
+def saved_pairs(db: Database, claim: Claim) -> list[tuple[int, str]]:
+    """(row number, question) of every answer and error that earlier attempts saved; question '*' is the whole row."""
+    first, rows = claim.plan.first_row_number, claim.plan.rows
+    saved = [
+        sa.select(table.c.row_number, table.c.question).where(
+            table.c.job_id == claim.job_id, table.c.row_number.between(first, first + rows - 1)
+        )
+        for table in (results, row_errors)
+    ]
+    with db.read() as connection:
+        return [(row_number, question) for row_number, question in connection.execute(sa.union_all(*saved))]
+
+
+def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, answers: list[dict[str, Any]]) -> bool:
+    """Save one batch's answers (columns of `results` without job and batch), and prolong the lease.
+
+    Returns True when the job was cancelled or has failed, so that the worker stops here.
+
+    Raises:
+        LeaseLostError: another attempt holds the shard; nothing was saved.
+    """
+    started = perf_counter()
+    with db.write() as connection:
+        _hold(connection, claim, lease_s, answers=shards.c.answers + len(answers))
+        batch_id = connection.execute(
+            sa.insert(batches)
+            .values(
+                **asdict(batch),
+                job_id=claim.job_id,
+                shard_id=claim.shard_id,
+                attempt=claim.attempt,
+                created_at=seconds_from_now(),
+            )
+            .returning(batches.c.id)
+        ).scalar_one()
+        connection.execute(sa.insert(results).values(job_id=claim.job_id, batch_id=batch_id), answers)
+        write_ms = (perf_counter() - started) * 1000
+        connection.execute(sa.update(batches).where(batches.c.id == batch_id).values(write_ms=write_ms))
+        return _must_stop(connection, claim.job_id)
+
+
+def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[RowError]) -> bool:
+    """Save rows, or questions of rows, that cannot be scored. Returns True when the worker must stop, as `save_batch`.
+
+    Past the job's `max_row_errors` the job fails: its waiting shards are cancelled and its running ones stop.
+    """
+    rows = len({error.row_number for error in errors})
+    with db.write() as connection:
+        lock_job(connection, claim.job_id)
+        _hold(connection, claim, lease_s, row_errors=shards.c.row_errors + rows)
+        connection.execute(sa.insert(row_errors).values(job_id=claim.job_id), [asdict(error) for error in errors])
+        limit = claim.spec.max_row_errors
+        total = connection.scalar(sa.select(sa.func.sum(shards.c.row_errors)).where(shards.c.job_id == claim.job_id))
+        if limit is not None and total > limit:
+            message = f"{total} rows failed, more than max_row_errors={limit}; for example row {errors[0].row_number}: {errors[0].message}"
+            failed = jobs.c.id == claim.job_id, jobs.c.error.is_(None)
+            connection.execute(sa.update(jobs).where(*failed).values(error=message))
+            cancel_waiting_shards(connection, claim.job_id)
+        return _must_stop(connection, claim.job_id)
+
+
+def renew_lease(db: Database, claim: Claim, lease_s: float) -> None:
+    """Prolong the lease while a batch runs; raises LeaseLostError when it is another's."""
+    with db.write() as connection:
+        _hold(connection, claim, lease_s)
+
+
+def finish_shard(db: Database, claim: Claim) -> JobStatus | None:
+    """All its rows have ended. Returns the job's final state when this was its last shard."""
+    return _release(db, claim, status=ShardStatus.DONE, finished_at=seconds_from_now())
+
+
+def stop_shard(db: Database, claim: Claim) -> JobStatus | None:
+    """Its job was cancelled or has failed; what was saved stays."""
+    return _release(db, claim, status=ShardStatus.CANCELLED, finished_at=seconds_from_now())
+
+
+def give_back(db: Database, claim: Claim) -> None:
+    """Leave the rest of the shard to another worker; not counted as a failure. Its message must be sent again."""
+    _release(db, claim, status=ShardStatus.QUEUED, sent_at=seconds_from_now())
+
+
+def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> bool:
+    """An attempt ended in an error. Returns True when the shard is queued again, so that its message must be sent."""
+    with db.write() as connection:
+        lock_job(connection, claim.job_id)
+        queued = _count_failure(connection, claim.shard_id, claim.attempt, error, max_attempts)
+        settle_job(connection, claim.job_id)
+    return queued
+
+
+def release_leases(db: Database, owner: str, max_attempts: int) -> None:
+    """Count as failed what a worker of this name still held: it died, and its successor has started."""
+    _release_running(db, shards.c.lease_owner == owner, "the worker process died", max_attempts)
+
+
+def expire_leases(db: Database, max_attempts: int) -> None:
+    """Count as failed every attempt whose lease has ended, and queue its shard again or fail it."""
+    _release_running(
+        db, shards.c.lease_expires_at < seconds_from_now(), "the worker vanished: its lease ended", max_attempts
+    )
+
+
+def list_queued(db: Database, job_id: int) -> list[QueuedShard]:
+    """The job's shards that wait for a worker, in order."""
+    waiting = shards.c.job_id == job_id, shards.c.status == ShardStatus.QUEUED
+    selected = sa.select(shards.c.job_id, shards.c.id, jobs.c.priority).join(jobs).where(*waiting)
+    with db.read() as connection:
+        return [QueuedShard(*row) for row in connection.execute(selected.order_by(shards.c.number))]
+
+
+def count_queued(db: Database) -> int:
+    """Shards that wait for a worker, and so should have a message in the queue."""
+    with db.read() as connection:
+        waiting = shards.c.status == ShardStatus.QUEUED, _JOB_IS_OPEN
+        return connection.scalar(sa.select(sa.func.count()).select_from(shards).where(*waiting)) or 0
+
+
+def take_unsent(db: Database, sent_before_s: float, limit: int) -> list[QueuedShard]:
+    """Waiting shards whose message went out longer ago than `sent_before_s` seconds, now marked as sent again."""
+    lost = (
+        sa.select(shards.c.id)
+        .where(
+            shards.c.status == ShardStatus.QUEUED, shards.c.sent_at <= seconds_from_now(-sent_before_s), _JOB_IS_OPEN
+        )
+        .order_by(shards.c.id)
+        .limit(limit)
+    )
+    with db.write() as connection:
+        taken = connection.execute(
+            sa.update(shards)
+            .where(shards.c.id.in_(lost.scalar_subquery()), shards.c.status == ShardStatus.QUEUED)
+            .values(sent_at=seconds_from_now())
+            .returning(shards.c.id)
+        ).scalars()
+        sending = (
+            sa.select(shards.c.job_id, shards.c.id, jobs.c.priority).join(jobs).where(shards.c.id.in_(list(taken)))
+        )
+        return [QueuedShard(*row) for row in connection.execute(sending.order_by(shards.c.id))]
+
+
+def _hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any) -> None:
+    """The fence: touch the shard only under the attempt that the claim made."""
+    held = connection.execute(
+        sa.update(shards)
+        .where(shards.c.id == claim.shard_id, shards.c.attempt == claim.attempt, shards.c.status == ShardStatus.RUNNING)
+        .values(lease_expires_at=seconds_from_now(lease_s), **values)
+    )
+    if held.rowcount != 1:
+        raise LeaseLostError(
+            f"shard {claim.shard_id} of job {claim.job_id} is no longer held by attempt {claim.attempt}"
+        )
+
+
+def _release(db: Database, claim: Claim, **values: Any) -> JobStatus | None:
+    with db.write() as connection:
+        lock_job(connection, claim.job_id)
+        _hold(connection, claim, 0, lease_owner=None, **values)
+        if values["status"] == ShardStatus.QUEUED and _must_stop(connection, claim.job_id):
+            cancel_waiting_shards(connection, claim.job_id)
+        return settle_job(connection, claim.job_id)
+
+
+def _release_running(db: Database, which: sa.ColumnElement[bool], error: str, max_attempts: int) -> None:
+    lost = sa.select(shards.c.id, shards.c.job_id, shards.c.attempt).where(
+        shards.c.status == ShardStatus.RUNNING, which
+    )
+    with db.read() as connection:
+        found = connection.execute(lost).all()
+    for shard_id, job_id, attempt in found:
+        with db.write() as connection:
+            lock_job(connection, job_id)
+            still_lost = (
+                shards.c.id == shard_id,
+                shards.c.attempt == attempt,
+                shards.c.status == ShardStatus.RUNNING,
+                which,
+            )
+            if connection.scalar(sa.select(shards.c.id).where(*still_lost)) is not None:
+                _count_failure(connection, shard_id, attempt, error, max_attempts)
+                settle_job(connection, job_id)
+
+
+def _count_failure(connection: sa.Connection, shard_id: int, attempt: int, error: str, max_attempts: int) -> bool:
+    """Queue the shard again, or fail it after its last attempt, or cancel it with its job. True when queued."""
+    running = shards.c.id == shard_id, shards.c.attempt == attempt, shards.c.status == ShardStatus.RUNNING
+    shard = connection.execute(sa.select(shards.c.failures, shards.c.job_id).where(*running)).one_or_none()
+    if shard is None:
+        raise LeaseLostError(f"shard {shard_id} is no longer held by attempt {attempt}")
+    if _must_stop(connection, shard.job_id):
+        status = ShardStatus.CANCELLED
+    elif shard.failures + 1 >= max_attempts:
+        status = ShardStatus.FAILED
+    else:
+        status = ShardStatus.QUEUED
+    ended = {} if status == ShardStatus.QUEUED else {"finished_at": seconds_from_now()}
+    connection.execute(
+        sa.update(shards)
+        .where(*running)
+        .values(
+            status=status,
+            failures=shard.failures + 1,
+            last_error=error,
+            lease_owner=None,
+            sent_at=seconds_from_now(),
+            **ended,
+        )
+    )
+    return status == ShardStatus.QUEUED
+
+
+def _must_stop(connection: sa.Connection, job_id: int) -> bool:
+    job = connection.execute(sa.select(jobs.c.cancel_requested_at, jobs.c.error).where(jobs.c.id == job_id)).one()
+    return job.cancel_requested_at is not None or job.error is not None

@@ -1,0 +1,196 @@
+"""Jobs from creation to their end: created whole, cancelled, retried, settled exactly once."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from jobs.errors import IdempotencyError, JobNotFoundError
+from jobs.store.database import Database, seconds_from_now
+from schemas.job import (
+    FINISHED_JOBS,
+    JobSpec,
+    JobStatus,
+    ShardPlan,
+    ShardStatus,
+    check_transition,
+    states_before,
+)
+from schemas.tables import jobs, shards
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """What does not change the answers: how a job is called, how urgent it is, and which call made it."""
+
+    name: str | None = None
+    priority: int = 0
+    idempotency_key: str | None = None
+
+
+def find_by_key(db: Database, key: str, spec: JobSpec) -> int | None:
+    """The job that this idempotency key made before, if any.
+
+    Raises:
+        IdempotencyError: the key made a job that asks for something else.
+    """
+    with db.read() as connection:
+        found = connection.execute(sa.select(jobs.c.id, jobs.c.spec).where(jobs.c.idempotency_key == key)).one_or_none()
+    if found is None:
+        return None
+    before, now = JobSpec.model_validate(found.spec), spec
+    if differing := [field for field in JobSpec.model_fields if getattr(before, field) != getattr(now, field)]:
+        raise IdempotencyError(
+            f"idempotency key {key!r} already made job {found.id}, which differs in {', '.join(differing)}; "
+            "use another key for another job"
+        )
+    return int(found.id)
+
+
+def create_job(db: Database, spec: JobSpec, options: JobOptions, plans: list[ShardPlan]) -> int:
+    """Write a job and all its shards in one transaction: it is either wholly there, queued, or not at all.
+
+    Raises:
+        sqlalchemy.exc.IntegrityError: the idempotency key was taken meanwhile.
+    """
+    now = seconds_from_now()
+    with db.write() as connection:
+        job_id = connection.execute(
+            sa.insert(jobs)
+            .values(
+                **asdict(options),
+                status=JobStatus.PLANNING,
+                spec=spec.model_dump(mode="json"),
+                rows=sum(plan.rows for plan in plans),
+                shards=len(plans),
+                questions=len(spec.questions),
+                created_at=now,
+            )
+            .returning(jobs.c.id)
+        ).scalar_one()
+        connection.execute(
+            sa.insert(shards).values(sent_at=now),
+            [
+                {"job_id": job_id, "number": number, "status": ShardStatus.QUEUED, **asdict(plan)}
+                for number, plan in enumerate(plans)
+            ],
+        )
+        _move_job(connection, job_id, JobStatus.QUEUED)
+    return int(job_id)
+
+
+def forget_job(db: Database, job_id: int) -> bool:
+    """Delete a job that could not be queued. False when a worker has begun it, so that it must stay."""
+    with db.write() as connection:
+        unbegun = jobs.c.id == job_id, jobs.c.status == JobStatus.QUEUED
+        return connection.execute(sa.delete(jobs).where(*unbegun)).rowcount == 1
+
+
+def request_cancel(db: Database, job_id: int) -> None:
+    """Stop a job: waiting shards now, running ones at their next batch. Saved answers stay."""
+    with db.write() as connection:
+        status = lock_job(connection, job_id)
+        if status in FINISHED_JOBS:
+            check_transition(status, JobStatus.CANCELLED)
+        connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(cancel_requested_at=seconds_from_now()))
+        cancel_waiting_shards(connection, job_id)
+        settle_job(connection, job_id)
+
+
+def retry_job(db: Database, job_id: int, max_row_errors: int | None) -> None:
+    """Queue the failed and cancelled shards of a finished job again. Answers that were saved are not scored again.
+
+    `max_row_errors`: a new limit; None keeps the old.
+    """
+    unfinished = shards.c.job_id == job_id, shards.c.status.in_([ShardStatus.FAILED, ShardStatus.CANCELLED])
+    with db.write() as connection:
+        check_transition(lock_job(connection, job_id), JobStatus.QUEUED)
+        waiting: dict[str, Any] = {
+            "status": ShardStatus.QUEUED,
+            "failures": 0,
+            "sent_at": seconds_from_now(),
+            "finished_at": None,
+        }
+        connection.execute(sa.update(shards).where(*unfinished).values(waiting))
+        renewed: dict[str, Any] = {"cancel_requested_at": None, "finished_at": None, "error": None}
+        if max_row_errors is not None:
+            spec = JobSpec.model_validate(connection.scalar(sa.select(jobs.c.spec).where(jobs.c.id == job_id)))
+            renewed["spec"] = spec.model_copy(update={"max_row_errors": max_row_errors}).model_dump(mode="json")
+        _move_job(connection, job_id, JobStatus.QUEUED, **renewed)
+
+
+def lock_job(connection: sa.Connection, job_id: int) -> JobStatus:
+    """Hold the job's row until the transaction ends: whoever changes a job or counts its shards does so alone."""
+    # Not FOR UPDATE: inserting a result takes a share lock on the job's key, and must not wait for this one.
+    locked = sa.select(jobs.c.status).where(jobs.c.id == job_id).with_for_update(key_share=True)
+    status = connection.scalar(locked)
+    if status is None:
+        raise JobNotFoundError(job_id)
+    return JobStatus(status)
+
+
+def start_job(connection: sa.Connection, job_id: int) -> None:
+    """Mark the job running when its first shard is claimed."""
+    connection.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == job_id, jobs.c.status == JobStatus.QUEUED)
+        .values(status=JobStatus.RUNNING, started_at=sa.func.coalesce(jobs.c.started_at, seconds_from_now()))
+    )
+
+
+def cancel_waiting_shards(connection: sa.Connection, job_id: int) -> None:
+    """Cancel every shard of the job that nobody holds."""
+    connection.execute(
+        sa.update(shards)
+        .where(shards.c.job_id == job_id, shards.c.status == ShardStatus.QUEUED)
+        .values(status=ShardStatus.CANCELLED, finished_at=seconds_from_now())
+    )
+
+
+def settle_job(connection: sa.Connection, job_id: int) -> JobStatus | None:
+    """End the job if its last shard has ended; the caller holds its lock. Returns the state it ended in, or None."""
+    counted = connection.execute(
+        sa.select(shards.c.status, sa.func.count(), sa.func.sum(shards.c.row_errors))
+        .where(shards.c.job_id == job_id)
+        .group_by(shards.c.status)
+    ).all()
+    shard_counts = {ShardStatus(status): count for status, count, _ in counted}
+    if shard_counts.keys() & {ShardStatus.QUEUED, ShardStatus.RUNNING}:
+        return None
+    job = connection.execute(
+        sa.select(jobs.c.status, jobs.c.cancel_requested_at, jobs.c.error).where(jobs.c.id == job_id)
+    ).one()
+    if JobStatus(job.status) in FINISHED_JOBS:
+        return None
+    ended: dict[str, Any] = {
+        "row_errors": int(sum(row_errors for _, _, row_errors in counted)),
+        "finished_at": seconds_from_now(),
+    }
+    if job.error is not None:
+        outcome = JobStatus.FAILED
+    elif failed := shard_counts.get(ShardStatus.FAILED):
+        outcome = JobStatus.FAILED
+        ended["error"] = (
+            f"{failed} of {sum(shard_counts.values())} shards ran out of attempts: {_last_error(connection, job_id)}"
+        )
+    elif job.cancel_requested_at is not None and ShardStatus.CANCELLED in shard_counts:
+        outcome = JobStatus.CANCELLED
+    else:
+        outcome = JobStatus.SUCCEEDED
+    _move_job(connection, job_id, outcome, **ended)
+    return outcome
+
+
+def _last_error(connection: sa.Connection, job_id: int) -> str | None:
+    failed = shards.c.job_id == job_id, shards.c.status == ShardStatus.FAILED
+    return connection.scalar(sa.select(shards.c.last_error).where(*failed).order_by(shards.c.number).limit(1))
+
+
+def _move_job(connection: sa.Connection, job_id: int, status: JobStatus, **values: Any) -> None:
+    moved = connection.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == job_id, jobs.c.status.in_(states_before(status)))
+        .values(status=status, **values)
+    )
+    if moved.rowcount != 1:
+        check_transition(lock_job(connection, job_id), status)

@@ -1,0 +1,136 @@
+"""Jobs and shards: what was asked for, and the states it passes through. Owns no SQL."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints
+
+NonEmptyText = Annotated[str, StringConstraints(min_length=1)]
+BackendName = Literal["auto", "eager", "compile", "tilelang", "onnx"]
+
+MAX_PRIORITY = 9  # Redis has no priorities of its own: Celery keeps one list for each, and ten are enough
+
+
+class JobStatus(StrEnum):
+    """planning → queued → running → succeeded | failed | cancelled."""
+
+    PLANNING = "planning"  # rows are being divided into shards
+    QUEUED = "queued"  # no shard has been claimed yet
+    RUNNING = "running"  # some shard has been claimed
+    SUCCEEDED = "succeeded"  # every row has an answer or a row error
+    FAILED = "failed"  # too many row errors, or a shard ran out of attempts; what was saved stays
+    CANCELLED = "cancelled"  # stopped by the user; what was saved stays
+
+
+class ShardStatus(StrEnum):
+    """queued → running → done | failed | cancelled; running → queued when a lease ends or is given back."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class TransitionError(ValueError):
+    """A job or shard was asked to go where its state does not lead."""
+
+
+_TRANSITIONS: dict[StrEnum, frozenset[StrEnum]] = {
+    JobStatus.PLANNING: frozenset({JobStatus.QUEUED}),
+    JobStatus.QUEUED: frozenset({JobStatus.RUNNING, JobStatus.CANCELLED}),
+    JobStatus.RUNNING: frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED}),
+    JobStatus.SUCCEEDED: frozenset(),
+    JobStatus.FAILED: frozenset({JobStatus.QUEUED}),  # retry
+    JobStatus.CANCELLED: frozenset({JobStatus.QUEUED}),  # retry
+    ShardStatus.QUEUED: frozenset({ShardStatus.RUNNING, ShardStatus.CANCELLED}),
+    ShardStatus.RUNNING: frozenset({ShardStatus.QUEUED, ShardStatus.DONE, ShardStatus.FAILED, ShardStatus.CANCELLED}),
+    ShardStatus.DONE: frozenset(),
+    ShardStatus.FAILED: frozenset({ShardStatus.QUEUED}),  # retry
+    ShardStatus.CANCELLED: frozenset({ShardStatus.QUEUED}),  # retry
+}
+
+FINISHED_JOBS = frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED})
+
+
+def states_before(after: StrEnum) -> list[StrEnum]:
+    """Every state from which `after` may be reached: the guard of the UPDATE that makes the transition."""
+    return [state for state in type(after) if after in _TRANSITIONS[state]]
+
+
+def check_transition(before: StrEnum, after: StrEnum) -> None:
+    """Raise TransitionError unless `before` leads to `after`."""
+    if after not in _TRANSITIONS[before]:
+        raise TransitionError(
+            f"a {type(before).__name__.removesuffix('Status').lower()} cannot go from {before} to {after}"
+        )
+
+
+class JobSpec(BaseModel):
+    """What one job asks for: kept as JSON with the job, and compared when an idempotency key is used again."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    inputs: list[NonEmptyText] = Field(min_length=1)
+    questions: dict[str, dict[str, Any]] = Field(min_length=1)  # as check_questions returns it
+    state: list[NonEmptyText] = Field(min_length=1)  # one column, or several that make a JSON object
+    row_id: NonEmptyText | None = None
+    checkpoint: NonEmptyText = "english"
+    backend: BackendName = "auto"
+    max_row_errors: NonNegativeInt | None = None  # None: any number
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """A job as a person asks about it: its state and how far it is."""
+
+    id: int
+    name: str | None
+    status: JobStatus
+    spec: JobSpec
+    priority: int
+    rows: int
+    shards: int
+    shards_done: int
+    answers: int  # results saved so far
+    row_errors: int
+    error: str | None
+    cancel_requested: bool
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def rows_done(self) -> int:
+        """Rows that have ended, in answers or in an error; whole rows, rounded down while a row is half answered."""
+        return min(self.rows, self.answers // len(self.spec.questions) + self.row_errors)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in FINISHED_JOBS
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Some consecutive rows of one Parquet file: the unit that a worker claims."""
+
+    file: str  # absolute path or URL
+    file_size: int  # bytes
+    file_modified: str  # with the size, what tells that the file has changed since
+    row_groups: list[int]
+    row_offset: int  # rows to skip in the first row group
+    rows: int
+    first_row_number: int  # 0-based within the job
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A shard that a worker holds. `attempt` is the fence: a write under an older attempt is refused."""
+
+    job_id: int
+    shard_id: int
+    attempt: int
+    spec: JobSpec
+    plan: ShardPlan

@@ -1,0 +1,12 @@
+"""The one message on the queue. It names ids and nothing else, so a message can never carry work of its own."""
+
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
+
+class ShardMessage(BaseModel):
+    """ "Shard `shard_id` of job `job_id` is waiting": a doorbell; the database says whether it is true."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    job_id: PositiveInt
+    shard_id: PositiveInt

@@ -1,0 +1,182 @@
+"""The tables, for SQLite and PostgreSQL. Owns their shape alone: statements are in `jobs.store`, changes in `migrations`."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Column, ForeignKey, Index, Table, UniqueConstraint
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Id = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # only INTEGER keys count up by themselves in SQLite
+
+
+class UtcTime(sa.types.TypeDecorator[datetime]):
+    """A moment in UTC: timestamptz in PostgreSQL; in SQLite, which has no zones, text that sorts."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:  # noqa: ARG002
+        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", sa.Text),
+    Column("status", sa.Text, nullable=False),
+    Column("spec", sa.JSON, nullable=False),
+    Column("priority", sa.Integer, nullable=False),
+    Column("idempotency_key", sa.Text, unique=True),
+    Column("rows", sa.BigInteger, nullable=False),
+    Column("shards", sa.Integer, nullable=False),
+    Column("questions", sa.Integer, nullable=False),
+    Column("row_errors", sa.BigInteger, nullable=False, default=0),
+    Column(
+        "checkpoint_fingerprint", sa.Text
+    ),  # of the weights that score it: set by the first shard, held to by the rest
+    Column("checkpoint_revision", sa.Text),
+    Column("error", sa.Text),
+    Column("created_at", UtcTime, nullable=False),
+    Column("started_at", UtcTime),
+    Column("finished_at", UtcTime),
+    Column("cancel_requested_at", UtcTime),
+)
+
+shards = Table(
+    "shards",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("job_id", Id, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("number", sa.Integer, nullable=False),  # 0-based within the job
+    Column("file", sa.Text, nullable=False),
+    Column("file_size", sa.BigInteger, nullable=False),  # bytes; with file_modified, what tells that a file has changed
+    Column("file_modified", sa.Text, nullable=False),
+    Column("row_groups", sa.JSON, nullable=False),  # the Parquet row groups that hold its rows
+    Column("row_offset", sa.BigInteger, nullable=False),  # rows to skip in the first of them
+    Column("rows", sa.Integer, nullable=False),
+    Column("first_row_number", sa.BigInteger, nullable=False),  # 0-based within the job
+    Column("status", sa.Text, nullable=False),
+    Column("attempt", sa.Integer, nullable=False, default=0),  # rises with each claim; every write checks it
+    Column("failures", sa.Integer, nullable=False, default=0),  # attempts that ended in an error or a lost lease
+    Column("lease_owner", sa.Text),
+    Column("lease_expires_at", UtcTime),
+    Column("sent_at", UtcTime, nullable=False),  # when its message last went to the queue
+    Column("answers", sa.BigInteger, nullable=False, default=0),
+    Column("row_errors", sa.BigInteger, nullable=False, default=0),
+    Column("last_error", sa.Text),
+    Column("started_at", UtcTime),
+    Column("finished_at", UtcTime),
+    UniqueConstraint("job_id", "number"),
+    Index(None, "status", "lease_expires_at"),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", sa.Text, nullable=False),
+    Column("host", sa.Text, nullable=False),
+    Column("pid", sa.Integer, nullable=False),
+    Column("device", sa.Text, nullable=False),
+    Column("status", sa.Text, nullable=False),  # starting, ready, failed, stopped
+    Column("checkpoint", sa.Text, nullable=False),
+    Column("backend_asked", sa.Text, nullable=False),
+    Column("backend", sa.Text),
+    Column("fallback_reason", sa.Text),
+    Column("dtype", sa.Text),
+    Column("warmup_s", sa.Float),
+    Column("versions", sa.JSON),
+    Column("error", sa.Text),
+    Column("started_at", UtcTime, nullable=False),
+    Column("heartbeat_at", UtcTime, nullable=False),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("job_id", Id, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("shard_id", Id, ForeignKey("shards.id", ondelete="CASCADE"), nullable=False),
+    Column("attempt", sa.Integer, nullable=False),
+    Column("worker_id", Id, ForeignKey("workers.id"), nullable=False),
+    Column("backend", sa.Text, nullable=False),  # the one that really ran
+    Column("device", sa.Text, nullable=False),
+    Column("dtype", sa.Text, nullable=False),
+    Column("bucket_length", sa.Integer, nullable=False),  # tokens each sequence was padded to
+    Column("sequences", sa.Integer, nullable=False),  # (row, question) pairs
+    Column("tokens", sa.Integer, nullable=False),  # real tokens
+    Column("padded_tokens", sa.Integer, nullable=False),  # sequences x bucket_length
+    Column("read_ms", sa.Float, nullable=False),
+    Column("tokenise_ms", sa.Float, nullable=False),
+    Column("forward_ms", sa.Float, nullable=False),
+    Column("decode_ms", sa.Float, nullable=False),
+    Column("write_ms", sa.Float),  # up to, not with, the commit
+    Column("created_at", UtcTime, nullable=False),
+    Index(None, "job_id"),
+    Index(None, "shard_id"),
+)
+
+results = Table(
+    "results",
+    metadata,
+    Column("job_id", Id, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("row_number", sa.BigInteger, primary_key=True),  # 0-based within the job, in the order of its files
+    Column("question", sa.Text, primary_key=True),
+    Column("row_id", sa.Text),
+    Column("type", sa.Text, nullable=False),
+    Column("choice", sa.Text),  # choice: the most probable label
+    Column("score", sa.Double),  # score: the expected level, 0 the lowest
+    Column("noul", sa.Double),  # noul: P(true)
+    Column("probabilities", sa.JSON, nullable=False),  # option -> probability
+    Column("confidence", sa.Double, nullable=False),
+    Column("answer_confidence", sa.Double, nullable=False),
+    Column("act_probability", sa.Double, nullable=False),
+    Column("state_tokens_dropped", sa.Integer, nullable=False),
+    Column("batch_id", Id, ForeignKey("batches.id", ondelete="CASCADE"), nullable=False),
+    Index(None, "batch_id"),
+)
+
+row_errors = Table(
+    "row_errors",
+    metadata,
+    Column("job_id", Id, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("row_number", sa.BigInteger, primary_key=True),
+    Column("question", sa.Text, primary_key=True),  # '*': the whole row
+    Column("row_id", sa.Text),
+    Column("code", sa.Text, nullable=False),
+    Column("message", sa.Text, nullable=False),
+)
+
+
+# The views, which the migrations create.
+
+job_progress = sa.table(
+    "job_progress",
+    *(sa.column(name) for name in ("job_id", "shards_done", "answers", "row_errors")),
+)
+
+answers = sa.table(
+    "answers",
+    *(sa.column(name) for name in ("job_id", "question", "type", "answer", "confidence", "answer_confidence")),
+)
+
+backend_throughput = sa.table(
+    "backend_throughput",
+    *(
+        sa.column(name)
+        for name in (
+            *("job_id", "backend", "device", "dtype", "batches", "sequences", "tokens", "padded_tokens"),
+            *("read_ms", "tokenise_ms", "forward_ms", "decode_ms", "write_ms"),
+        )
+    ),
+)
