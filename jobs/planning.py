@@ -1,4 +1,4 @@
-"""From input names to shards: finds the Parquet files, reads their footers, refuses what cannot be scored, divides rows.
+"""From input names to shards: finds Parquet files, checks their footers, refuses what cannot be scored, divides rows.
 
 Reads no rows: `worker.reader` does, with `open_input` and `identify` from here, so that both sides find files alike.
 """

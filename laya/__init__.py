@@ -1,1 +1,30 @@
+"""The Laya decision engine: load a checkpoint, ask typed questions about states, get calibrated answers.
 
+Knows nothing of jobs or queues. `agent` is the way in; docs of the stages are in their own modules.
+"""
+
+from laya.agent import Agent, load
+from laya.checkpoint import Checkpoint
+from laya.decode import Answers, Logits
+from laya.errors import BackendError, CheckpointError, LayaError, QuestionError, StateError
+from laya.packing import Batch, PackingLimits
+from laya.sequence import EncodedSequences, PreparedQuestions
+from laya.states import state_text
+
+__all__ = [
+    "Agent",
+    "Answers",
+    "BackendError",
+    "Batch",
+    "Checkpoint",
+    "CheckpointError",
+    "EncodedSequences",
+    "LayaError",
+    "Logits",
+    "PackingLimits",
+    "PreparedQuestions",
+    "QuestionError",
+    "StateError",
+    "load",
+    "state_text",
+]

@@ -93,7 +93,7 @@ def open_checkpoint(
 
 
 def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> DecisionModel:
-    """The model on `device` for inference, its matrix products in `dtype`. Each tensor goes there straight from the file."""
+    """The model on `device` for inference, its matrix products in `dtype`; the tensors go straight to the device."""
     with torch.device("meta"):
         model = DecisionModel(checkpoint.model_config)
     weights = {}
@@ -107,14 +107,18 @@ def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype)
 def read_model_config(encoder: Mapping[str, Any], agent: Mapping[str, Any], max_len: int) -> ModelConfig:
     """The model's sizes from the two configuration files, in either spelling of the RoPE settings."""
     if encoder.get("model_type") != "modernbert":
-        raise CheckpointError(f"{ENCODER_CONFIG}: model_type: expected 'modernbert', found {encoder.get('model_type')!r}")
+        raise CheckpointError(
+            f"{ENCODER_CONFIG}: model_type: expected 'modernbert', found {encoder.get('model_type')!r}"
+        )
     activation = encoder.get("hidden_activation", "gelu")
     if activation != "gelu":
         raise CheckpointError(f"{ENCODER_CONFIG}: hidden_activation: expected 'gelu', found {activation!r}")
     layers = _integer(encoder, "num_hidden_layers", ENCODER_CONFIG)
     width, heads = (_integer(encoder, key, ENCODER_CONFIG) for key in ("hidden_size", "num_attention_heads"))
     if width % heads or (width // heads) % 2 or width % max(1, width // 64):
-        raise CheckpointError(f"{ENCODER_CONFIG}: hidden_size: {width} does not divide into {heads} heads of even width")
+        raise CheckpointError(
+            f"{ENCODER_CONFIG}: hidden_size: {width} does not divide into {heads} heads of even width"
+        )
     return ModelConfig(
         vocab_size=_integer(encoder, "vocab_size", ENCODER_CONFIG),
         hidden_size=width,

@@ -49,8 +49,8 @@ class Location:
 def find_checkpoint(checkpoint: str | Path, revision: str | None = None) -> Location:
     """The folder of a named checkpoint, fetched from the Hub when it has to be.
 
-    `checkpoint` is a name or alias, a folder, or `owner/repository[/subfolder]`; `revision` a Hub branch, tag or commit.
-    Raises CheckpointError when there is no such checkpoint.
+    `checkpoint` is a name or alias, a folder, or `owner/repository[/subfolder]`; `revision` a Hub branch, tag or
+    commit. Raises CheckpointError when there is no such checkpoint.
     """
     name = str(checkpoint)
     known = name.lower()

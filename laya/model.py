@@ -1,20 +1,21 @@
 """The forward pass, in plain PyTorch: a ModernBERT encoder, the decision head, and the scoring tail.
 
 Owns the arithmetic and the parameter names, which equal the keys of a checkpoint. Does not own reading a checkpoint
-(`checkpoint`), making batches (`packing`, `collation`), or how fast it runs (`backends`).
+(`checkpoint`), masks and rotation (`attention`), batches (`packing`, `collation`), or how fast it runs (`backends`).
 
-Formulas: ModernBERT (Warner et al. 2024, arXiv:2412.13663), pre-norm, RoPE (Su et al. 2021), GeGLU, alternating full
-and sliding attention. Dtypes are explicit, without autocast: the parameters that `in_compute_dtype` names decide the
-dtype of their own matrix product, and all else, the residual stream above all, stays float32.
+The encoder is ModernBERT (Warner et al. 2024, arXiv:2412.13663): pre-norm, GeGLU, alternating full and sliding
+attention. Dtypes are explicit, without autocast: the parameters that `in_compute_dtype` names decide the dtype of their
+own matrix product, and all else, the residual stream above all, stays float32.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every reader of PyTorch knows
 from torch import Tensor, nn
+
+from laya.attention import Masks, MaskSpec, attend, attention_masks, gather, rotary_table, rotate, split_heads
 
 ABSENT_LOGIT = -1e4
 HEAD_WIDTH = 64  # of an attention head in the decision layers
@@ -43,6 +44,16 @@ class ModelConfig:
     act_outputs: int = 2
     max_len: int = 512  # tokens; the longest sequence the position tables cover
 
+    @property
+    def decision_heads(self) -> int:
+        """Attention heads of a decision layer."""
+        return max(1, self.hidden_size // HEAD_WIDTH)
+
+    @property
+    def most_heads(self) -> int:
+        """Attention heads of the layer that has the most."""
+        return max(self.heads, self.decision_heads)
+
 
 @dataclass(frozen=True)
 class ModelInputs:
@@ -61,59 +72,9 @@ class ModelInputs:
     padded: bool = True
 
 
-class Masks(NamedTuple):
-    """Additive masks that broadcast to (n, heads, L, L), or None where nothing is masked."""
-
-    full: Tensor | None
-    sliding: Tensor | None
-
-
-def attention_masks(inputs: ModelInputs, reach: int, dtype: torch.dtype) -> Masks:
-    """The masks of a batch, in `dtype`; no dense one when every key is within `reach` of every query."""
-    length = inputs.input_ids.shape[1]
-    position = torch.arange(length, device=inputs.input_ids.device)
-    real = (position < inputs.lengths[:, None])[:, None, None, :] if inputs.padded else None
-    full = None if real is None else additive(real, dtype)
-    if length - 1 <= reach:
-        return Masks(full, full)
-    distance = (position[:, None] - position).abs()
-    near = (distance <= reach)[None, None]
-    # Far into the padding a query would see no key at all, and softmax over nothing is NaN: it always sees itself.
-    allowed = near if real is None else (near & real) | (distance == 0)
-    return Masks(full, additive(allowed, dtype))
-
-
-def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where `allowed` (bool, any shape), -inf elsewhere."""
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, float("-inf"))
-
-
 def in_compute_dtype(name: str) -> bool:
     """Whether the parameter `name` takes part in a matrix product that runs in the compute dtype."""
     return name.startswith(("encoder.layers.", "head.layers.")) and "norm" not in name
-
-
-def rotary_table(length: int, width: int, theta: float) -> Tensor:
-    """cos and sin of position x inverse frequency: (2, length, 1, 1, width / 2) float32.
-
-    On the CPU even under a meta device context: it is computed, never loaded.
-    """
-    frequency = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width)
-    angle = torch.arange(length, dtype=torch.float32, device="cpu")[:, None] * frequency
-    return torch.stack((angle.cos(), angle.sin()))[:, :, None, None, :]
-
-
-def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """RoPE on the last axis of x (n, L, parts, heads, width), in float32, returned in x's dtype."""
-    cos, sin = table[:, : x.shape[1]]
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Scaled dot-product attention over (n, L, heads, width) tensors; (n, queries, heads * width)."""
-    out = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask)
-    return out.transpose(1, 2).flatten(2)
 
 
 class Linear(nn.Linear):
@@ -131,7 +92,7 @@ class Attention(nn.Module):
         self.Wo = Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
 
     def forward(self, x: Tensor, table: Tensor, mask: Tensor | None) -> Tensor:
-        qkv = self.Wqkv(x).unflatten(-1, (3, self.heads, -1))
+        qkv = self.Wqkv(x).view(*x.shape[:-1], 3, self.heads, -1)
         query, key = rotate(qkv[:, :, :2], table).unbind(2)
         out: Tensor = self.Wo(attend(query, key, qkv[:, :, 2], mask))
         return out
@@ -192,6 +153,11 @@ class Encoder(nn.Module):
         for kind, theta in (("full", config.full_theta), ("sliding", config.sliding_theta)):
             self.register_buffer(f"{kind}_table", rotary_table(config.max_len, width, theta), persistent=False)
 
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype of the matrix products and of the masks."""
+        return next(self.layers.parameters()).dtype  # layer 0 has no norm before its first product
+
     def forward(self, input_ids: Tensor, masks: Masks) -> Tensor:
         hidden = self.embeddings(input_ids)
         for layer in self.layers:
@@ -204,9 +170,10 @@ class Encoder(nn.Module):
 class HeadAttention(nn.Module):
     """Full attention of a decision layer; queries only at `at` (n, q) when given, keys and values everywhere."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads = max(1, width // HEAD_WIDTH)
+        width = config.hidden_size
+        self.heads = config.decision_heads
         self.in_proj_weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(3 * width, width)))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * width))
         self.out_proj = Linear(width, width)
@@ -219,16 +186,18 @@ class HeadAttention(nn.Module):
             width = x.shape[-1]
             query = F.linear(gather(x, at), self.in_proj_weight[:width], self.in_proj_bias[:width])
             key, value = F.linear(x, self.in_proj_weight[width:], self.in_proj_bias[width:]).chunk(2, dim=-1)
-        out: Tensor = self.out_proj(attend(*(part.unflatten(-1, (self.heads, -1)) for part in (query, key, value)), mask))
+        query, key, value = (split_heads(part, self.heads) for part in (query, key, value))
+        out: Tensor = self.out_proj(attend(query, key, value, mask))
         return out
 
 
 class HeadLayer(nn.Module):
     """A pre-norm transformer layer; with `at` (n, q), only those positions come out: (n, q, d)."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.self_attn = HeadAttention(width)
+        width = config.hidden_size
+        self.self_attn = HeadAttention(config)
         self.linear1 = Linear(width, 4 * width)
         self.linear2 = Linear(4 * width, width)
         self.norm1 = nn.LayerNorm(width)
@@ -246,7 +215,7 @@ class Head(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(HeadLayer(config.hidden_size) for _ in range(config.head_layers))
+        self.layers = nn.ModuleList(HeadLayer(config) for _ in range(config.head_layers))
 
     def forward(self, hidden: Tensor, mask: Tensor | None, at: Tensor) -> Tensor:
         if not self.layers:
@@ -256,11 +225,6 @@ class Head(nn.Module):
         # Nothing reads the last layer's other positions.
         out: Tensor = self.layers[-1](hidden, mask, at)
         return out
-
-
-def gather(hidden: Tensor, at: Tensor) -> Tensor:
-    """hidden (n, L, d) at the positions `at` (n, q): (n, q, d)."""
-    return hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[-1]))
 
 
 def act_features(logits: Tensor, counts: Tensor) -> Tensor:
@@ -279,7 +243,7 @@ def act_features(logits: Tensor, counts: Tensor) -> Tensor:
 
 
 class DecisionModel(nn.Module):
-    """Token ids to option logits and action logits. `temperature` is carried for the checkpoint; `decode` applies it."""
+    """Token ids to option logits and action logits. `decode` applies the `temperature` carried here."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -294,14 +258,10 @@ class DecisionModel(nn.Module):
         )
         self.register_buffer("temperature", torch.ones(QUESTION_TYPES))
 
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """The dtype of the matrix products and of the attention masks."""
-        return next(parameter.dtype for name, parameter in self.named_parameters() if in_compute_dtype(name))
-
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         """Logits (n, k) float32, ABSENT_LOGIT where an option is absent, and action logits (n, act_outputs) float32."""
-        masks = attention_masks(inputs, self.config.reach, self.compute_dtype)
+        spec = MaskSpec(self.config.reach, self.encoder.compute_dtype, inputs.padded)
+        masks = attention_masks(inputs.lengths, inputs.input_ids.shape[1], spec)
         return self.decide(self.encoder(inputs.input_ids, masks), inputs, masks.full)
 
     def decide(self, encoded: Tensor, inputs: ModelInputs, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -38,13 +38,16 @@ class TransitionError(ValueError):
     """A job or shard was asked to go where its state does not lead."""
 
 
-_TRANSITIONS: dict[StrEnum, frozenset[StrEnum]] = {
+# One table for each kind: members of two StrEnums with the same text are equal, and would share an entry.
+_JOB_TRANSITIONS: dict[StrEnum, frozenset[StrEnum]] = {
     JobStatus.PLANNING: frozenset({JobStatus.QUEUED}),
     JobStatus.QUEUED: frozenset({JobStatus.RUNNING, JobStatus.CANCELLED}),
     JobStatus.RUNNING: frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED}),
     JobStatus.SUCCEEDED: frozenset(),
     JobStatus.FAILED: frozenset({JobStatus.QUEUED}),  # retry
     JobStatus.CANCELLED: frozenset({JobStatus.QUEUED}),  # retry
+}
+_SHARD_TRANSITIONS: dict[StrEnum, frozenset[StrEnum]] = {
     ShardStatus.QUEUED: frozenset({ShardStatus.RUNNING, ShardStatus.CANCELLED}),
     ShardStatus.RUNNING: frozenset({ShardStatus.QUEUED, ShardStatus.DONE, ShardStatus.FAILED, ShardStatus.CANCELLED}),
     ShardStatus.DONE: frozenset(),
@@ -57,15 +60,19 @@ FINISHED_JOBS = frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANC
 
 def states_before(after: StrEnum) -> list[StrEnum]:
     """Every state from which `after` may be reached: the guard of the UPDATE that makes the transition."""
-    return [state for state in type(after) if after in _TRANSITIONS[state]]
+    return [state for state in type(after) if after in _transitions_of(state)]
 
 
 def check_transition(before: StrEnum, after: StrEnum) -> None:
     """Raise TransitionError unless `before` leads to `after`."""
-    if after not in _TRANSITIONS[before]:
+    if after not in _transitions_of(before):
         raise TransitionError(
             f"a {type(before).__name__.removesuffix('Status').lower()} cannot go from {before} to {after}"
         )
+
+
+def _transitions_of(state: StrEnum) -> frozenset[StrEnum]:
+    return (_JOB_TRANSITIONS if isinstance(state, JobStatus) else _SHARD_TRANSITIONS)[state]
 
 
 class JobSpec(BaseModel):
@@ -132,5 +139,6 @@ class Claim:
     job_id: int
     shard_id: int
     attempt: int
+    priority: int
     spec: JobSpec
     plan: ShardPlan

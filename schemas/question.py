@@ -7,7 +7,7 @@ engine takes, or raises one error that lists every problem of every question.
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
@@ -117,7 +117,7 @@ class NoulQuestion(_Question):
         if sides is None:
             return None
         if not isinstance(sides, dict):
-            raise ValueError("must map 'true' and 'false' to text")
+            raise ValueError("must map 'true' and 'false' to text")  # noqa: TRY004 - pydantic's protocol
         named = {label_text(side): text for side, text in sides.items()}
         if wrong := sorted(set(named) - {"true", "false"}):
             raise ValueError(f"key {wrong[0]!r} is not allowed; use only 'true' and 'false'")
@@ -185,7 +185,7 @@ def _describe(error: ValidationError) -> list[str]:
 class _QuestionFileLoader(yaml.SafeLoader):
     """YAML whose only booleans are true and false (yes, no, on, off stay labels), and whose keys may not repeat."""
 
-    yaml_implicit_resolvers: ClassVar = {
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as in PyYAML
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

@@ -1,4 +1,4 @@
-"""The tables, for SQLite and PostgreSQL. Owns their shape alone: statements are in `jobs.store`, changes in `migrations`."""
+"""The tables, for SQLite and PostgreSQL. Owns their shape alone: `jobs.store` holds the statements."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -58,6 +58,17 @@ def vary_questions(questions: Questions, count: int, seed: int) -> list[Question
     return wordings
 
 
+def wording_texts(questions: Questions) -> list[str]:
+    """What of the questions becomes tokens, roughly: for the tokenizer to learn from."""
+    texts = []
+    for question in questions.values():
+        criteria = question.get("criteria") or {}
+        described = criteria.items() if isinstance(criteria, dict) else enumerate(criteria)
+        options = [f" {name}: {text}" for name, text in described] + [f" level {level}: " for level in range(5)]
+        texts += [f"{question['type']} question: {question['instructions']}", *options]
+    return texts
+
+
 @dataclass(frozen=True)
 class Pairs:
     """(text, question) pairs in one wording. targets: (pairs, options) float32, each row sums to 1, absent options 0."""
@@ -76,26 +87,26 @@ class Pairs:
         lengths: np.ndarray = np.diff(self.encoded.offsets)
         return lengths
 
-    def batch(self, index: np.ndarray, word_dropout: float, unknown_id: int) -> tuple[ModelInputs, torch.Tensor]:
-        """The pairs at `index`, padded; a share of the state's tokens is replaced by the unknown token."""
+    def batch(self, index: np.ndarray) -> tuple[ModelInputs, torch.Tensor]:
+        """The pairs at `index`, padded, and a mask (n, L) of the tokens that belong to the state."""
         encoded, lengths = self.encoded, self.lengths[index]
-        ids = np.zeros((len(index), lengths.max()), dtype=np.int64)
         counts = np.diff(encoded.marker_offsets)[index]
-        markers = np.zeros((len(index), counts.max()), dtype=np.int64)
-        for row, pair in enumerate(index):
-            ids[row, : lengths[row]] = encoded.token_ids[encoded.offsets[pair] : encoded.offsets[pair + 1]]
-            markers[row, : counts[row]] = encoded.markers[
-                encoded.marker_offsets[pair] : encoded.marker_offsets[pair + 1]
-            ]
-        if word_dropout:
-            end = lengths - 1
-            start = end - (encoded.state_tokens - encoded.state_tokens_dropped)[index]
-            position = np.arange(ids.shape[1])
-            in_state = (position >= start[:, None]) & (position < end[:, None])
-            ids[in_state & (torch.rand(ids.shape).numpy() < word_dropout)] = unknown_id
+        ids = fill(encoded.token_ids, encoded.offsets[index], lengths)
+        markers = fill(encoded.markers, encoded.marker_offsets[index], counts)
+        end = lengths - 1
+        start = end - (encoded.state_tokens - encoded.state_tokens_dropped)[index]
+        position = np.arange(ids.shape[1])
+        in_state = (position >= start[:, None]) & (position < end[:, None])
         arrays = (ids, lengths, markers, counts, self.qtypes[index])
         inputs = ModelInputs(*(torch.from_numpy(np.asarray(array, dtype=np.int64)) for array in arrays))
-        return inputs, self.targets[index, : counts.max()]
+        return inputs, torch.from_numpy(in_state)
+
+
+def fill(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Rows of `flat` that begin at `starts`, padded with zeros to the longest: (n, longest)."""
+    position = np.arange(lengths.max())
+    inside = position < lengths[:, None]
+    return np.where(inside, flat[np.where(inside, starts[:, None] + position, 0)], 0)
 
 
 def option_names(question: dict[str, Any]) -> list[Any]:

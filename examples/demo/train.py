@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import time
+T0=time.time()
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ import laya
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every reader of PyTorch knows
-from laya.model import DecisionModel, ModelConfig
-from material import HERE, Pairs, make_pairs, read_questions, read_rows, vary_questions
+from laya.checkpoint import read_model_config
+from laya.model import DecisionModel
+from material import HERE, Pairs, make_pairs, read_questions, read_rows, vary_questions, wording_texts
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import save_file
@@ -45,19 +47,21 @@ SETTINGS = {
 class Recipe:
     """Every number that training depends on."""
 
-    vocab_size: int = 8192
+    vocab_size: int = 4096
     hidden_size: int = 128
-    intermediate_size: int = 192
-    layers: int = 4
-    epochs: int = 6
+    intermediate_size: int = 128
+    layers: int = 3
+    word_epochs: int = 3
+    word_learning_rate: float = 1e-2
+    epochs: int = 3
     batch_size: int = 48
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     weight_decay: float = 0.05
     warmup_share: float = 0.1
     dropout: float = 0.15
     word_dropout: float = 0.1
     wordings: int = 8
-    topic_repeats: int = 3
+    topic_repeats: int = 4
     seed: int = 0
     threads: int = 2
 
@@ -98,19 +102,7 @@ def encoder_config(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Modern
 
 def build_model(config: ModernBertConfig, recipe: Recipe) -> DecisionModel:
     """The engine's own forward pass with fresh weights, and dropout hooked on for training."""
-    model = DecisionModel(
-        ModelConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            heads=config.num_attention_heads,
-            full_layers=tuple(layer % 3 == 0 for layer in range(recipe.layers)),
-            reach=config.local_attention // 2,
-            head_layers=SETTINGS["head_layers"],
-            act_outputs=len(SETTINGS["act_costs"]) + 1,
-            max_len=SETTINGS["max_len"],
-        )
-    )
+    model = DecisionModel(read_model_config(config.to_dict(), SETTINGS, SETTINGS["max_len"]))
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             residual = name.endswith(("Wo.weight", "out_proj.weight", "linear2.weight"))
@@ -149,35 +141,84 @@ def plan_epoch(wordings: list[Pairs], recipe: Recipe, draw: np.random.Generator)
     return batches
 
 
-def fit(model: DecisionModel, wordings: list[Pairs], validation: Pairs, unknown_id: int, recipe: Recipe) -> None:
-    """AdamW with warm-up and a cosine to zero; cross-entropy of the option logits."""
-    draw = np.random.default_rng(recipe.seed)
-    plans = [plan_epoch(wordings, recipe, draw) for _ in range(recipe.epochs)]
-    steps = sum(map(len, plans))
+class WordModel(nn.Module):
+    """An attention-weighted mean of a text's embedded tokens and one linear layer for each question.
+
+    Seconds of it give the embeddings a sense of the labels, which the transformer would need many epochs to find.
+    """
+
+    def __init__(self, embeddings: nn.Module, width: int, questions: int, options: int) -> None:
+        super().__init__()
+        self.embeddings, self.shape = embeddings, (questions, options)
+        self.weigh, self.answer = nn.Linear(width, 1), nn.Linear(width, questions * options)
+
+    def forward(self, ids: Tensor, in_state: Tensor, question: Tensor) -> Tensor:
+        hidden = F.dropout(self.embeddings(ids), 0.2, self.training)
+        weight = self.weigh(hidden).squeeze(-1).masked_fill(~in_state, -1e4).softmax(-1)
+        pooled = (hidden * weight[..., None]).sum(1)
+        return self.answer(pooled).view(-1, *self.shape)[torch.arange(len(ids)), question]
+
+
+def warm_embeddings(model: DecisionModel, pairs: Pairs, recipe: Recipe, draw: np.random.Generator) -> None:
+    options = pairs.targets.shape[1]
+    words = WordModel(model.encoder.embeddings, recipe.hidden_size, len(pairs.question_names), options)
+    plans = [plan_epoch([pairs], recipe, draw) for _ in range(recipe.word_epochs)]
+    optimiser, schedule = make_optimiser(words, recipe.word_learning_rate, sum(map(len, plans)), recipe)
+    questions = torch.from_numpy(np.asarray(pairs.encoded.question_index, dtype=np.int64))
+    for plan in plans:
+        for _, index in plan:
+            inputs, in_state = pairs.batch(index)
+            width = int(in_state.sum(1).max())
+            order = in_state.int().argsort(dim=1, descending=True, stable=True)[:, :width]
+            ids, state = inputs.input_ids.gather(1, order), in_state.gather(1, order)
+            logits = words(ids, state & (torch.rand(ids.shape) > 0.2), questions[index])
+            targets = pairs.targets[index]
+            logits = logits.masked_fill(torch.arange(options) >= inputs.marker_counts[:, None], -1e4)
+            step(-(targets * logits.log_softmax(-1)).sum(-1).mean(), words, optimiser, schedule)
+
+
+def make_optimiser(model: nn.Module, learning_rate: float, steps: int, recipe: Recipe) -> tuple[Any, Any]:
+    """AdamW with warm-up and a cosine to zero; norms and biases do not decay."""
     decayed = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98))
+    optimiser = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.98), fused=True)
     warmup = recipe.warmup_share * steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min((step + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+        optimiser, lambda at: min((at + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * at / steps))
     )
+    return optimiser, schedule
+
+
+def step(loss: Tensor, model: nn.Module, optimiser: Any, schedule: Any) -> None:
+    optimiser.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimiser.step()
+    schedule.step()
+
+
+def fit(model: DecisionModel, wordings: list[Pairs], validation: Pairs, unknown_id: int, recipe: Recipe) -> None:
+    """Cross-entropy of the option logits; a share of each text's tokens is replaced by the unknown token."""
+    draw = np.random.default_rng(recipe.seed)
+    warm_embeddings(model, wordings[0], recipe, draw)
+    plans = [plan_epoch(wordings, recipe, draw) for _ in range(recipe.epochs)]
+    steps = sum(map(len, plans))
+    optimiser, schedule = make_optimiser(model, recipe.learning_rate, steps, recipe)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     with Progress(*columns) as progress:
         task = progress.add_task("training", total=steps)
         for epoch, plan in enumerate(plans, start=1):
             model.train()
             for pairs, index in plan:
-                inputs, targets = pairs.batch(index, recipe.word_dropout, unknown_id)
-                loss = -(targets * model(inputs)[0].log_softmax(-1)).sum(-1).mean()
-                optimiser.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimiser.step()
-                schedule.step()
+                inputs, in_state = pairs.batch(index)
+                dropped = in_state & (torch.rand(in_state.shape) < recipe.word_dropout)
+                inputs.input_ids[dropped] = unknown_id
+                targets = pairs.targets[index, : inputs.marker_pos.shape[1]]
+                step(-(targets * model(inputs)[0].log_softmax(-1)).sum(-1).mean(), model, optimiser, schedule)
                 progress.advance(task)
             scores = measure(validation, infer(model, validation)[0])
-            progress.console.print(f"epoch {epoch}: validation accuracy " + describe(scores))
+            progress.console.print(f"epoch {epoch}: validation accuracy " + describe(scores), time.time()-T0)
 
 
 @torch.inference_mode()
@@ -189,7 +230,7 @@ def infer(model: DecisionModel, pairs: Pairs) -> tuple[Tensor, Tensor]:
     hook = model.act_head.register_forward_pre_hook(lambda _, args: read.append(args[0]))
     order = np.argsort(pairs.lengths)
     for index in np.array_split(order, math.ceil(len(order) / 128)):
-        out = model(pairs.batch(index, 0.0, 0)[0])[0]
+        out = model(pairs.batch(index)[0])[0]
         logits[index, : out.shape[1]] = out
     hook.remove()
     features = torch.empty(len(pairs), read[0].shape[1])
@@ -211,7 +252,11 @@ def main() -> None:
     torch.manual_seed(recipe.seed)
     torch.set_num_threads(recipe.threads)
     rows = read_rows(HERE / "data/train.parquet")
-    tokenizer = train_tokenizer([r["text"] for r in rows], recipe.vocab_size)
+    questions = read_questions()
+    wordings = vary_questions(questions, recipe.wordings, recipe.seed)
+    # The questions weigh as much as a few hundred texts, so that their words are whole tokens and heads stay short.
+    texts = [row["text"] for row in rows] + 40 * [text for wording in wordings for text in wording_texts(wording)]
+    tokenizer = train_tokenizer(texts, recipe.vocab_size)
     tokenizer.save_pretrained(CHECKPOINT / "tokenizer")
     config = encoder_config(tokenizer, recipe)
     config.save_pretrained(CHECKPOINT / "encoder")
@@ -220,7 +265,7 @@ def main() -> None:
     agent = laya.load(str(CHECKPOINT))
     q = read_questions()
     t=time.time()
-    wordings = [make_pairs(agent, rows, w, True) for w in vary_questions(q, recipe.wordings, recipe.seed)]
+    wordings = [make_pairs(agent, rows, w, True) for w in wordings]
     print(time.time()-t, len(wordings[0]), wordings[0].lengths.mean(), sum(p.numel() for p in model.parameters()))
     validation = make_pairs(agent, read_rows(HERE / "data/validation.parquet"), q)
     held = make_pairs(agent, read_rows(HERE / "held_out.parquet"), q)

@@ -92,9 +92,9 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
         if claimed is None:
             return None
         start_job(connection, job_id)
-        spec = connection.scalar(sa.select(jobs.c.spec).where(jobs.c.id == job_id))
+        job = connection.execute(sa.select(jobs.c.spec, jobs.c.priority).where(jobs.c.id == job_id)).one()
     plan = ShardPlan(**{column.name: getattr(claimed, column.name) for column in _PLAN_COLUMNS})
-    return Claim(job_id, shard_id, claimed.attempt, JobSpec.model_validate(spec), plan)
+    return Claim(job_id, shard_id, claimed.attempt, job.priority, JobSpec.model_validate(job.spec), plan)
 
 
 def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str | None) -> str:
@@ -109,7 +109,7 @@ def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str 
         return str(connection.scalar(sa.select(jobs.c.checkpoint_fingerprint).where(jobs.c.id == claim.job_id)))
 
 
-def saved_pairs(db: Database, claim: Claim) -> list[tuple[int, str]]:
+def saved_pairs(db: Database, claim: Claim) -> set[tuple[int, str]]:
     """(row number, question) of every answer and error that earlier attempts saved; question '*' is the whole row."""
     first, rows = claim.plan.first_row_number, claim.plan.rows
     saved = [
@@ -119,7 +119,7 @@ def saved_pairs(db: Database, claim: Claim) -> list[tuple[int, str]]:
         for table in (results, row_errors)
     ]
     with db.read() as connection:
-        return [(row_number, question) for row_number, question in connection.execute(sa.union_all(*saved))]
+        return {(row_number, question) for row_number, question in connection.execute(sa.union_all(*saved))}
 
 
 def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, answers: list[dict[str, Any]]) -> bool:
@@ -163,7 +163,8 @@ def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[Row
         limit = claim.spec.max_row_errors
         total = connection.scalar(sa.select(sa.func.sum(shards.c.row_errors)).where(shards.c.job_id == claim.job_id))
         if limit is not None and total > limit:
-            message = f"{total} rows failed, more than max_row_errors={limit}; for example row {errors[0].row_number}: {errors[0].message}"
+            example = f"row {errors[0].row_number}: {errors[0].message}"
+            message = f"{total} rows failed, more than max_row_errors={limit}; for example {example}"
             failed = jobs.c.id == claim.job_id, jobs.c.error.is_(None)
             connection.execute(sa.update(jobs).where(*failed).values(error=message))
             cancel_waiting_shards(connection, claim.job_id)
@@ -200,16 +201,18 @@ def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> boo
     return queued
 
 
-def release_leases(db: Database, owner: str, max_attempts: int) -> None:
-    """Count as failed what a worker of this name still held: it died, and its successor has started."""
-    _release_running(db, shards.c.lease_owner == owner, "the worker process died", max_attempts)
+def release_leases(db: Database, owner: str, max_attempts: int) -> list[QueuedShard]:
+    """Count as failed what a worker of this name still held: it died, and its successor has started.
+
+    Returns the shards that are queued again, whose messages must be sent.
+    """
+    return _release_running(db, shards.c.lease_owner == owner, "the worker process died", max_attempts)
 
 
-def expire_leases(db: Database, max_attempts: int) -> None:
-    """Count as failed every attempt whose lease has ended, and queue its shard again or fail it."""
-    _release_running(
-        db, shards.c.lease_expires_at < seconds_from_now(), "the worker vanished: its lease ended", max_attempts
-    )
+def expire_leases(db: Database, max_attempts: int) -> list[QueuedShard]:
+    """Count as failed every attempt whose lease has ended; returns what must be sent, as `release_leases` does."""
+    ended = shards.c.lease_expires_at < seconds_from_now()
+    return _release_running(db, ended, "the worker vanished: its lease ended", max_attempts)
 
 
 def list_queued(db: Database, job_id: int) -> list[QueuedShard]:
@@ -272,24 +275,24 @@ def _release(db: Database, claim: Claim, **values: Any) -> JobStatus | None:
         return settle_job(connection, claim.job_id)
 
 
-def _release_running(db: Database, which: sa.ColumnElement[bool], error: str, max_attempts: int) -> None:
-    lost = sa.select(shards.c.id, shards.c.job_id, shards.c.attempt).where(
-        shards.c.status == ShardStatus.RUNNING, which
+def _release_running(db: Database, which: sa.ColumnElement[bool], error: str, max_attempts: int) -> list[QueuedShard]:
+    lost = (
+        sa.select(shards.c.id, shards.c.job_id, shards.c.attempt, jobs.c.priority)
+        .join(jobs)
+        .where(shards.c.status == ShardStatus.RUNNING, which)
     )
     with db.read() as connection:
         found = connection.execute(lost).all()
-    for shard_id, job_id, attempt in found:
+    queued = []
+    for shard_id, job_id, attempt, priority in found:
         with db.write() as connection:
             lock_job(connection, job_id)
-            still_lost = (
-                shards.c.id == shard_id,
-                shards.c.attempt == attempt,
-                shards.c.status == ShardStatus.RUNNING,
-                which,
-            )
-            if connection.scalar(sa.select(shards.c.id).where(*still_lost)) is not None:
-                _count_failure(connection, shard_id, attempt, error, max_attempts)
+            still_lost = connection.scalar(lost.with_only_columns(shards.c.attempt).where(shards.c.id == shard_id))
+            if still_lost == attempt:
+                if _count_failure(connection, shard_id, attempt, error, max_attempts):
+                    queued.append(QueuedShard(job_id, shard_id, priority))
                 settle_job(connection, job_id)
+    return queued
 
 
 def _count_failure(connection: sa.Connection, shard_id: int, attempt: int, error: str, max_attempts: int) -> bool:

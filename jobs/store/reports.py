@@ -49,7 +49,7 @@ def list_jobs(db: Database, limit: int) -> list[JobInfo]:
     return [_job_info(row) for row in found]
 
 
-def read_results(db: Database, job_id: int, limit: int | None = None) -> pa.RecordBatchReader:
+def read_results(db: Database, job_id: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
     """A job's answers ordered by row number and question, read from the database chunk by chunk."""
     columns = [results.c[name] for name in RESULT_SCHEMA.names]
     selected = (
@@ -59,20 +59,11 @@ def read_results(db: Database, job_id: int, limit: int | None = None) -> pa.Reco
         .limit(limit)
         .execution_options(yield_per=RESULT_CHUNK_ROWS)
     )
-    get_job(db, job_id)
-
-    def chunks() -> Iterator[pa.RecordBatch]:
-        with db.read() as connection:
-            for rows in connection.execute(selected).partitions():
-                by_column = dict(zip(RESULT_SCHEMA.names, zip(*rows, strict=True), strict=True))
-                by_column["probabilities"] = tuple(
-                    json.dumps(p, ensure_ascii=False) for p in by_column["probabilities"]
-                )
-                yield pa.record_batch(
-                    [pa.array(by_column[f.name], f.type) for f in RESULT_SCHEMA], schema=RESULT_SCHEMA
-                )
-
-    return pa.RecordBatchReader.from_batches(RESULT_SCHEMA, chunks())
+    with db.read() as connection:
+        for rows in connection.execute(selected).partitions():
+            by_column = dict(zip(RESULT_SCHEMA.names, zip(*rows, strict=True), strict=True))
+            by_column["probabilities"] = tuple(json.dumps(p, ensure_ascii=False) for p in by_column["probabilities"])
+            yield pa.record_batch([pa.array(by_column[f.name], f.type) for f in RESULT_SCHEMA], schema=RESULT_SCHEMA)
 
 
 def count_answers(db: Database, job_id: int) -> list[dict[str, Any]]:
@@ -104,9 +95,9 @@ def measure_backends(db: Database, job_id: int) -> list[dict[str, Any]]:
     return _rows(db, sa.select(backend_throughput).where(backend_throughput.c.job_id == job_id))
 
 
-def list_failed_workers(db: Database, host: str, pids: list[int]) -> list[str]:
-    """Why the workers of these process ids on this host could not boot."""
-    failed = workers.c.status == "failed", workers.c.host == host, workers.c.pid.in_(pids)
+def list_worker_errors(db: Database, host: str, supervisor_pid: int) -> list[str]:
+    """Why the workers that this supervisor started could not boot."""
+    failed = workers.c.status == "failed", workers.c.name.endswith(f"@{host}-{supervisor_pid}", autoescape=True)
     return [row["error"] for row in _rows(db, sa.select(workers.c.error).where(*failed))]
 
 

@@ -1,0 +1,281 @@
+"""The command `laya-batch`: each command is one call of `jobs`, and prints what a person wants to see."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import jobs
+from jobs.client import open_database
+from jobs.embedded import embedded_broker, embedded_worker, watch_worker
+from jobs.errors import LayaBatchError
+from jobs.progress import draw_answers, draw_backends, draw_jobs, draw_row_errors, show_progress
+from jobs.queue import configure_app
+from jobs.settings import Settings, environment_of, load_settings
+from jobs.store import reports
+from jobs.store.database import Database
+from jobs.store.lifecycle import JobOptions
+from jobs.submission import build_spec, send_job, submit_job
+from schemas.job import JobInfo, JobStatus, TransitionError
+from schemas.question import QuestionSetError
+
+cli = typer.Typer(
+    name="laya-batch",
+    help="Score texts in Parquet with typed questions; the answers land in SQL.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+
+Inputs = Annotated[list[str], typer.Argument(help="Parquet files, folders, globs or URLs.", show_default=False)]
+Questions = Annotated[Path, typer.Option(help="YAML or JSON file of questions.", show_default=False)]
+State = Annotated[list[str], typer.Option(help="Column of the text or conversation; repeat it to make a JSON object.")]
+RowId = Annotated[str | None, typer.Option(help="Column whose value is kept with each answer.")]
+Checkpoint = Annotated[str, typer.Option(help="english, multilingual, typed-decisions, a Hub repository, or a folder.")]
+Backend = Annotated[str, typer.Option(help="auto, eager, compile, tilelang or onnx.")]
+Name = Annotated[str | None, typer.Option(help="What to call the job.")]
+Priority = Annotated[int, typer.Option(min=0, max=9, help="0 (nightly) to 9 (urgent).")]
+MaxRowErrors = Annotated[int | None, typer.Option(min=0, help="Fail when more rows cannot be scored; unset: never.")]
+JobId = Annotated[int, typer.Argument(help="The job's id, as `laya-batch list` shows it.", show_default=False)]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded database.", show_default=False)]
+
+
+@cli.command()
+def run(  # noqa: PLR0913 - one option each
+    inputs: Annotated[list[str] | None, typer.Argument(help="Parquet files, folders, globs or URLs.")] = None,
+    *,
+    questions: Annotated[Path | None, typer.Option(help="YAML or JSON file of questions.")] = None,
+    state: Annotated[
+        list[str] | None, typer.Option(help="Column of the text; repeat it to make a JSON object.")
+    ] = None,
+    row_id: RowId = None,
+    checkpoint: Checkpoint = "english",
+    backend: Backend = "auto",
+    name: Name = None,
+    max_row_errors: MaxRowErrors = None,
+    resume: Annotated[int | None, typer.Option(help="Go on with this unfinished job instead of a new one.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Score files on this machine, with no server to set up, and show what came out."""
+    asked = (inputs, questions, state)
+    if resume is None and not all(asked):
+        raise typer.BadParameter("give INPUTS, --questions and --state, or --resume ID")
+    if resume is not None and any(asked):
+        raise typer.BadParameter("--resume takes its inputs and questions from the job")
+    settings = load_settings(data_dir=data_dir)
+    with embedded_broker(settings) as settings, open_database(settings) as db:
+        configure_app(settings)
+        if resume is None:
+            spec = build_spec(
+                inputs=inputs,
+                questions=questions,
+                state=state,
+                row_id=row_id,
+                checkpoint=checkpoint,
+                backend=backend,
+                max_row_errors=max_row_errors,
+            )
+            job_id = submit_job(db, settings, spec, JobOptions(name))
+        else:
+            job_id = resume
+            _wake(db, settings, job_id)
+        _run_worker(db, settings, job_id)
+
+
+def _wake(db: Database, settings: Settings, job_id: int) -> None:
+    """Send an interrupted job's messages again, or retry a failed or cancelled one."""
+    job = reports.get_job(db, job_id)
+    if job.status is JobStatus.SUCCEEDED:
+        raise TransitionError(f"job {job_id} has succeeded; there is nothing to resume")
+    if job.is_finished:
+        jobs.retry(job_id, settings=settings)
+    else:
+        send_job(db, settings, job_id)
+
+
+def _run_worker(db: Database, settings: Settings, job_id: int) -> None:
+    log_file = settings.data_dir / "worker.log"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    spec = reports.get_job(db, job_id).spec
+    try:
+        with embedded_worker(settings, spec, log_file) as process:
+            job = show_progress(watch_worker(db, job_id, process, log_file))
+    except KeyboardInterrupt:
+        Console(stderr=True).print(
+            f"\nInterrupted; what was scored is saved. Go on with: laya-batch run --resume {job_id}"
+        )
+        raise typer.Exit(130) from None
+    print_summary(db, job)
+    if job.status is not JobStatus.SUCCEEDED:
+        raise typer.Exit(1)
+
+
+def print_summary(db: Database, job: JobInfo) -> None:
+    """How a job ended: answers, errors, what ran, and where the database is."""
+    out.print(draw_answers(reports.count_answers(db, job.id)))
+    if errors := reports.count_row_errors(db, job.id):
+        out.print(draw_row_errors(errors))
+    out.print(draw_backends(reports.measure_backends(db, job.id), job))
+    out.print(f"job {job.id} {job.status}" + (f": {job.error}" if job.error else ""))
+    out.print(f"database: {db.shown_url}", soft_wrap=True)
+
+
+@cli.command()
+def submit(  # noqa: PLR0913 - one option each
+    inputs: Inputs,
+    *,
+    questions: Questions,
+    state: State,
+    row_id: RowId = None,
+    checkpoint: Checkpoint = "english",
+    backend: Backend = "auto",
+    name: Name = None,
+    priority: Priority = 0,
+    idempotency_key: Annotated[str | None, typer.Option(help="The same key again returns the same job.")] = None,
+    max_row_errors: MaxRowErrors = None,
+) -> None:
+    """Queue a job for the workers; prints its id."""
+    job = jobs.submit(
+        inputs,
+        questions=questions,
+        state=state,
+        row_id=row_id,
+        checkpoint=checkpoint,
+        backend=backend,
+        name=name,
+        priority=priority,
+        idempotency_key=idempotency_key,
+        max_row_errors=max_row_errors,
+    )
+    out.print(job.id)
+
+
+@cli.command()
+def worker(
+    checkpoint: Annotated[str | None, typer.Option(help="Checkpoint to load and warm at boot.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Backend to warm at boot.")] = None,
+    input_root: Annotated[list[str] | None, typer.Option(help="Folder or URL to read under; repeat it.")] = None,
+) -> None:
+    """Run one worker for each device of this machine, until told to stop."""
+    settings = load_settings(checkpoint=checkpoint, backend=backend, input_roots=input_root)
+    settings.require_broker_url()
+    # This process becomes the worker: signals reach it directly.
+    os.execve(sys.executable, [sys.executable, "-m", "worker"], {**os.environ, **environment_of(settings)})  # noqa: S606
+
+
+@cli.command()
+def status(job_id: JobId, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """Show a job's state and progress."""
+    with open_database(load_settings()) as db:
+        job = reports.get_job(db, job_id)
+        if as_json:
+            print(json.dumps(_job_fields(job)))
+            return
+        table = Table(show_header=False, box=None)
+        for field, value in _job_fields(job).items():
+            table.add_row(field.replace("_", " "), "" if value is None else str(value))
+        out.print(table)
+
+
+def _job_fields(job: JobInfo) -> dict[str, Any]:
+    times = {name: getattr(job, name) for name in ("created_at", "started_at", "finished_at")}
+    return {
+        **{
+            name: getattr(job, name) for name in ("id", "name", "status", "priority", "rows", "rows_done", "row_errors")
+        },
+        **{name: getattr(job, name) for name in ("answers", "shards", "shards_done", "error")},
+        **{name: None if time is None else time.isoformat(timespec="seconds") for name, time in times.items()},
+    }
+
+
+@cli.command()
+def watch(job_id: JobId) -> None:
+    """Show a job's progress until it ends, then what came out. Leaving does not stop the job."""
+    with open_database(load_settings()) as db:
+        job = show_progress(jobs.client.poll_job(db, job_id))
+        print_summary(db, job)
+    if job.status is not JobStatus.SUCCEEDED:
+        raise typer.Exit(1)
+
+
+@cli.command()
+def results(
+    job_id: JobId,
+    limit: Annotated[int, typer.Option(min=1, help="Answers to show.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with all columns.")] = False,
+) -> None:
+    """Show a job's answers, in the order of its rows."""
+    rows = jobs.results(job_id, limit=limit).read_all().to_pylist()
+    if as_json:
+        for row in rows:
+            print(json.dumps({**row, "probabilities": json.loads(row["probabilities"])}, ensure_ascii=False))
+        return
+    table = Table("row", "row id", "question", "answer", "confidence", "probabilities")
+    for row in rows:
+        answer = row["choice"] if row["type"] == "choice" else f"{row[row['type']]:.3f}"
+        probabilities = ", ".join(f"{option} {p:.2f}" for option, p in json.loads(row["probabilities"]).items())
+        ids = (str(row["row_number"]), row["row_id"] or "")
+        table.add_row(*ids, row["question"], answer, f"{row['confidence']:.3f}", probabilities)
+    out.print(table)
+
+
+@cli.command()
+def export(
+    job_id: JobId, path: Annotated[str, typer.Argument(help="Parquet file to write.", show_default=False)]
+) -> None:
+    """Write a job's answers to a Parquet file."""
+    written = jobs.export(job_id, path)
+    out.print(f"{written:,} answers written to {path}", soft_wrap=True)
+
+
+@cli.command("list")
+def list_command(limit: Annotated[int, typer.Option(min=1, help="Jobs to show.")] = 20) -> None:
+    """Show the newest jobs."""
+    out.print(draw_jobs(jobs.list_jobs(limit=limit)))
+
+
+@cli.command()
+def cancel(job_id: JobId) -> None:
+    """Stop a job at its next batch; answers saved so far stay."""
+    job = jobs.cancel(job_id)
+    out.print(f"job {job.id} {job.status}" if job.is_finished else f"job {job.id} stops at its next batch")
+
+
+@cli.command()
+def retry(job_id: JobId, max_row_errors: MaxRowErrors = None) -> None:
+    """Queue what a failed or cancelled job left unscored."""
+    out.print(f"job {jobs.retry(job_id, max_row_errors=max_row_errors).id} queued")
+
+
+@cli.command()
+def migrate() -> None:
+    """Bring the database's tables to this version's shape."""
+    db = Database(load_settings().resolved_database_url)
+    db.migrate()
+    out.print(f"{db.shown_url} is up to date", soft_wrap=True)
+    db.close()
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What the user can mend is one clear message and exit code 1, not a traceback."""
+    try:
+        yield
+    except (LayaBatchError, QuestionSetError, TransitionError) as error:
+        Console(stderr=True).print(f"[red]laya-batch:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(1)
+
+
+def main() -> None:
+    """The entry point of the command."""
+    with _plain_errors():
+        cli()

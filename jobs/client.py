@@ -1,0 +1,185 @@
+"""The functions that `import jobs` offers. Each opens the database for its own call."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from jobs.errors import JobFailedError
+from jobs.planning import is_url, open_input
+from jobs.progress import show_progress
+from jobs.queue import configure_app
+from jobs.settings import Settings, load_settings
+from jobs.store import lifecycle, reports
+from jobs.store.database import Database
+from jobs.store.lifecycle import JobOptions
+from jobs.submission import build_spec, send_job, submit_job
+from schemas.job import JobInfo, JobStatus
+
+POLL_S = 0.5
+
+
+@contextmanager
+def open_database(settings: Settings) -> Iterator[Database]:
+    """The settings' database with tables of this version: migrated if it is the embedded one, checked otherwise."""
+    with closing(Database(settings.resolved_database_url)) as db:
+        if settings.owns_database:
+            db.migrate()
+        else:
+            db.check_schema()
+        yield db
+
+
+def submit(  # noqa: PLR0913 - the call that users write; each is one thing to say about a job
+    inputs: str | Path | Sequence[str | Path],
+    *,
+    questions: dict[str, Any] | str | Path,
+    state: str | Sequence[str],
+    row_id: str | None = None,
+    checkpoint: str | Path = "english",
+    backend: str = "auto",
+    name: str | None = None,
+    priority: int = 0,
+    idempotency_key: str | None = None,
+    max_row_errors: int | None = None,
+    settings: Settings | None = None,
+) -> JobInfo:
+    """Queue a job that asks every question of every row.
+
+    Args:
+        inputs: a Parquet file, a folder, a glob, a URL that pyarrow's filesystems open, or a list of these.
+        questions: a question set, or the path of a YAML or JSON file that holds one.
+        state: the column that holds the state (text, or a list of turns), or several that make a JSON object a row.
+        row_id: a column whose value is kept with each answer.
+        checkpoint: `english`, `multilingual`, `typed-decisions`, a Hub repository, or a folder.
+        backend: `auto`, `eager`, `compile`, `tilelang` or `onnx`.
+        priority: 0 (nightly) to 9 (urgent); a worker takes the most urgent shard next.
+        idempotency_key: the same call again with the same key returns the first job instead of a second.
+        max_row_errors: the job fails when more rows than this cannot be scored; None: never.
+
+    Raises:
+        QuestionSetError, InputError, SettingsError, IdempotencyError: what was asked is wrong, and is not queued.
+        BrokerError, DatabaseError: a server cannot be used; nothing is queued.
+    """
+    settings = settings or load_settings()
+    configure_app(settings)
+    spec = build_spec(
+        inputs=inputs,
+        questions=questions,
+        state=state,
+        row_id=row_id,
+        checkpoint=checkpoint,
+        backend=backend,
+        max_row_errors=max_row_errors,
+    )
+    with open_database(settings) as db:
+        job_id = submit_job(db, settings, spec, JobOptions(name, priority, idempotency_key))
+        return reports.get_job(db, job_id)
+
+
+def get(job_id: int, *, settings: Settings | None = None) -> JobInfo:
+    """A job's state and progress; raises JobNotFoundError."""
+    with open_database(settings or load_settings()) as db:
+        return reports.get_job(db, job_id)
+
+
+def list_jobs(*, limit: int = 20, settings: Settings | None = None) -> list[JobInfo]:
+    """The newest jobs first."""
+    with open_database(settings or load_settings()) as db:
+        return reports.list_jobs(db, limit)
+
+
+def wait(
+    job_id: int, *, timeout_s: float | None = None, progress: bool = False, settings: Settings | None = None
+) -> JobInfo:
+    """Wait until a job has ended; `progress` shows a bar with rows, rows/s and the time left.
+
+    Raises:
+        JobFailedError: it failed or was cancelled; the message says why.
+        TimeoutError: it has not ended within `timeout_s` seconds; it goes on.
+    """
+    with open_database(settings or load_settings()) as db:
+        states = poll_job(db, job_id, timeout_s)
+        job = show_progress(states) if progress else list(states)[-1]
+    if job.status is not JobStatus.SUCCEEDED:
+        raise JobFailedError(f"job {job_id} {job.status}" + (f": {job.error}" if job.error else ""))
+    return job
+
+
+def poll_job(db: Database, job_id: int, timeout_s: float | None = None) -> Iterator[JobInfo]:
+    """The job as it is, again and again, ending with its end."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        job = reports.get_job(db, job_id)
+        yield job
+        if job.is_finished:
+            return
+        if deadline is not None and time.monotonic() > deadline:
+            raise TimeoutError(f"job {job_id} is still {job.status} after {timeout_s} s; it goes on")
+        time.sleep(POLL_S)
+
+
+def results(job_id: int, *, limit: int | None = None, settings: Settings | None = None) -> pa.RecordBatchReader:
+    """A job's answers so far, one for each row and question, ordered by row number and question.
+
+    The reader fetches from the database as it is read; `probabilities` is a JSON object of option to probability.
+    """
+    settings = settings or load_settings()
+    get(job_id, settings=settings)
+
+    def chunks() -> Iterator[pa.RecordBatch]:
+        with open_database(settings) as db:
+            yield from reports.read_results(db, job_id, limit)
+
+    return pa.RecordBatchReader.from_batches(reports.RESULT_SCHEMA, chunks())
+
+
+def export(job_id: int, path: str | Path, *, settings: Settings | None = None) -> int:
+    """Write a job's answers to a Parquet file (local, or a URL that pyarrow opens); returns how many.
+
+    The file appears whole or not at all.
+    """
+    filesystem, target = (
+        open_input(str(path)) if is_url(str(path)) else (fs.LocalFileSystem(), str(Path(path).absolute()))
+    )
+    partial, written = f"{target}.partial", 0
+    with results(job_id, settings=settings) as reader:
+        try:
+            with (
+                filesystem.open_output_stream(partial) as sink,
+                pq.ParquetWriter(sink, reader.schema, compression="zstd") as writer,
+            ):
+                for batch in reader:
+                    writer.write_batch(batch)
+                    written += batch.num_rows
+            filesystem.move(partial, target)
+        except BaseException:
+            if filesystem.get_file_info(partial).is_file:
+                filesystem.delete_file(partial)
+            raise
+    return written
+
+
+def cancel(job_id: int, *, settings: Settings | None = None) -> JobInfo:
+    """Stop a job at its next batch; answers saved so far stay. Raises TransitionError when it has ended already."""
+    with open_database(settings or load_settings()) as db:
+        lifecycle.request_cancel(db, job_id)
+        return reports.get_job(db, job_id)
+
+
+def retry(job_id: int, *, max_row_errors: int | None = None, settings: Settings | None = None) -> JobInfo:
+    """Queue what a failed or cancelled job left unscored; saved answers are kept, not scored again.
+
+    `max_row_errors`: a new limit, for a job that failed over the old one. Raises TransitionError when it has not ended.
+    """
+    settings = settings or load_settings()
+    configure_app(settings)
+    with open_database(settings) as db:
+        lifecycle.retry_job(db, job_id, max_row_errors)
+        send_job(db, settings, job_id)
+        return reports.get_job(db, job_id)

@@ -1,0 +1,88 @@
+"""The Celery app and the messages sent through it. Owns no task: tasks are sent by name, and live in `worker.tasks`.
+
+A message names a shard and nothing else. It may be lost, repeated or late: the database decides what is done.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+from celery import Celery
+from kombu.exceptions import KombuError, OperationalError
+
+from jobs.errors import BrokerError
+from jobs.settings import Settings, without_password
+from jobs.store.leases import QueuedShard
+from schemas.job import MAX_PRIORITY
+from schemas.message import ShardMessage
+
+SCORE_SHARD = "laya_batch.score_shard"
+
+SOCKET_TIMEOUT_S = 30.0  # a socket that is silent for longer is dead: without it a worker waits for ever on a cut line
+CONNECT_TIMEOUT_S = 5.0
+
+app = Celery("laya-batch")
+
+
+def configure_app(settings: Settings) -> Celery:
+    """Point the app at the settings' broker; called once by each process that uses the queue."""
+    app.conf.update(
+        broker_url=settings.require_broker_url(),
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={
+            "visibility_timeout": settings.visibility_timeout_s,
+            "priority_steps": list(range(MAX_PRIORITY + 1)),
+            "queue_order_strategy": "priority",
+            "socket_timeout": SOCKET_TIMEOUT_S,
+            "socket_connect_timeout": CONNECT_TIMEOUT_S,
+            "socket_keepalive": True,
+        },
+        task_default_queue=settings.queue,
+        task_serializer="json",
+        accept_content=["json"],
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_reject_on_worker_lost=False,  # the lease, not the message, brings back the shard of a worker that died
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,  # no message waits beside a busy worker while another is idle
+        worker_proc_alive_timeout=settings.boot_timeout_s,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_hijack_root_logger=False,
+        worker_send_task_events=False,
+    )
+    return app
+
+
+def check_broker(settings: Settings) -> None:
+    """Raise BrokerError unless the broker answers."""
+    with _broker_errors(settings), app.connection_for_write() as connection:
+        connection.ensure_connection(max_retries=1, timeout=CONNECT_TIMEOUT_S)
+
+
+def send_shards(settings: Settings, queued: list[QueuedShard]) -> None:
+    """Put one message for each shard on the queue, urgent jobs' before others'.
+
+    Raises:
+        BrokerError: the broker is absent or full; some messages may have been sent, which does no harm.
+    """
+    with _broker_errors(settings), app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
+        for shard in queued:
+            message = ShardMessage(job_id=shard.job_id, shard_id=shard.shard_id)
+            # In Redis the lowest number is served first.
+            priority = MAX_PRIORITY - shard.priority
+            app.send_task(SCORE_SHARD, kwargs=message.model_dump(), priority=priority, producer=producer, retry=False)
+
+
+def count_messages(settings: Settings) -> int:
+    """Messages that wait in the queue, those of all priorities together."""
+    with _broker_errors(settings), app.connection_for_read() as connection, connection.channel() as channel:
+        return int(channel.queue_declare(settings.queue, passive=False).message_count)
+
+
+@contextmanager
+def _broker_errors(settings: Settings) -> Iterator[None]:
+    try:
+        yield
+    except (OperationalError, KombuError, redis.RedisError, OSError) as error:
+        shown = without_password(settings.require_broker_url())
+        raise BrokerError(f"the broker {shown} cannot be used: {error}") from error

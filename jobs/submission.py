@@ -1,0 +1,104 @@
+"""From a call to a queued job: everything is checked first, so that what is refused leaves nothing behind."""
+
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from pydantic import ValidationError
+
+from jobs.errors import BrokerError, InputError, SettingsError
+from jobs.planning import is_url, plan_shards
+from jobs.queue import check_broker, send_shards
+from jobs.settings import Settings
+from jobs.store import leases, lifecycle
+from jobs.store.database import Database
+from jobs.store.lifecycle import JobOptions
+from schemas.job import MAX_PRIORITY, JobSpec
+from schemas.question import check_questions, read_questions
+
+_SEND_CHUNK_SHARDS = 1000
+_CHECKPOINT_FILES = ("rl_agent_config.json", "model.safetensors", "encoder/config.json", "tokenizer/tokenizer.json")
+
+
+def build_spec(**asked: Any) -> JobSpec:
+    """Check and normalise what a caller asked for; questions may be a dict or a file's path.
+
+    Raises:
+        QuestionSetError: the questions cannot be asked.
+        InputError: any other part is wrong.
+    """
+    inputs, state, questions = asked.pop("inputs"), asked.pop("state"), asked.pop("questions")
+    questions = read_questions(questions) if isinstance(questions, str | Path) else check_questions(questions)
+    try:
+        return JobSpec(
+            inputs=[_absolute(name) for name in _as_list(inputs)],
+            state=_as_list(state),
+            questions=questions,
+            checkpoint=_checked_checkpoint(asked.pop("checkpoint")),
+            **asked,
+        )
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(str(part) for part in p['loc'])}: {p['msg']}" for p in error.errors(include_input=False)
+        ]
+        raise InputError("; ".join(problems)) from error
+
+
+def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOptions) -> int:
+    """Plan, record and queue a job; returns its id. Called again with the same idempotency key, the first job's id.
+
+    Raises:
+        InputError, IdempotencyError, BrokerError, DatabaseError: nothing was queued and nothing is left behind.
+    """
+    if not 0 <= options.priority <= MAX_PRIORITY:
+        raise SettingsError(f"priority {options.priority} is not between 0 (nightly) and {MAX_PRIORITY} (urgent)")
+    if (made := _made_before(db, options.idempotency_key, spec)) is not None:
+        return made
+    plans = plan_shards(spec, settings.rows_per_shard, settings.input_roots)
+    check_broker(settings)
+    try:
+        job_id = lifecycle.create_job(db, spec, options, plans)
+    except sa.exc.IntegrityError:  # another caller used the key meanwhile
+        if (made := _made_before(db, options.idempotency_key, spec)) is None:
+            raise
+        return made
+    try:
+        send_job(db, settings, job_id)
+    except BrokerError:
+        # A worker that has begun it proves that messages arrive; the sweep will send the others again.
+        if lifecycle.forget_job(db, job_id):
+            raise
+    return job_id
+
+
+def send_job(db: Database, settings: Settings, job_id: int) -> None:
+    """Send the messages of all the job's waiting shards."""
+    queued = leases.list_queued(db, job_id)
+    for start in range(0, len(queued), _SEND_CHUNK_SHARDS):
+        send_shards(settings, queued[start : start + _SEND_CHUNK_SHARDS])
+
+
+def _made_before(db: Database, key: str | None, spec: JobSpec) -> int | None:
+    return None if key is None else lifecycle.find_by_key(db, key, spec)
+
+
+def _as_list(names: object) -> list[str]:
+    if isinstance(names, str | Path):
+        return [str(names)]
+    return [str(name) for name in names] if isinstance(names, list | tuple) else []
+
+
+def _absolute(name: str) -> str:
+    return name if is_url(name) else str(Path(name).expanduser().absolute())
+
+
+def _checked_checkpoint(name: str | Path) -> str:
+    """A folder as an absolute path, once it is seen to hold a checkpoint; a Hub name as it is."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        if str(name).startswith((".", "/", "~")):
+            raise InputError(f"checkpoint {name}: no such folder")
+        return str(name)
+    if missing := [file for file in _CHECKPOINT_FILES if not (folder / file).is_file()]:
+        raise InputError(f"checkpoint {name}: has no {missing[0]}")
+    return str(folder.absolute())

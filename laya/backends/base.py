@@ -1,0 +1,46 @@
+"""The contract of a backend: one forward pass over one packed batch. Owns nothing else.
+
+A backend is built around a model and reads its parameters; it never patches the model, so that removing it leaves
+nothing behind. Which backend runs is `selection`'s choice.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laya.model import DecisionModel, ModelInputs
+
+
+@dataclass(frozen=True)
+class BackendContext:
+    """What a backend is built from."""
+
+    model: DecisionModel
+    device: torch.device
+    dtype: torch.dtype  # of the matrix products
+
+
+class Backend(ABC):
+    """Runs the forward pass that `DecisionModel.forward` defines, to within the rounding of its dtype."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def mask_bytes_per_element(self) -> int:
+        """Bytes of one element of a dense attention mask (sequences, heads, L, L); 0 when the path makes none."""
+
+    @abstractmethod
+    def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+        """Logits (n, k) and action logits (n, actions), float32 on the device, that no later call overwrites."""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Release what the backend holds beside the model. Called once, after its last forward."""
+
+
+# Imports what the backend needs when it is called; raises BackendError with the reason when it cannot run.
+BackendFactory = Callable[[BackendContext], Backend]

@@ -1,0 +1,154 @@
+"""The supervisor: one Celery worker for each device, kept alive, and the sweep that finds lost shards.
+
+`python -m worker [--exit-with-parent] [--no-restart]`; everything else comes from the settings. It touches no device.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType
+
+from jobs.client import open_database
+from jobs.errors import LayaBatchError, SettingsError
+from jobs.queue import check_broker, configure_app
+from jobs.settings import Settings, environment_of, load_settings
+from jobs.store.database import Database
+from worker.celery_worker import configure_logging, stop_with_parent
+from worker.devices import list_devices, pin_environment
+from worker.sweep import sweep
+
+log = logging.getLogger("worker")
+
+TICK_S = 0.2
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 60.0
+HEALTHY_AFTER_S = 120.0  # a worker that lived so long starts again with the first back-off
+
+
+@dataclass
+class DeviceWorker:
+    """One device's Celery worker: the process, when it started, and how long to wait before the next start."""
+
+    device: str
+    name: str
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    backoff_s: float = FIRST_BACKOFF_S
+    start_not_before: float = 0.0
+
+    def start(self, settings: Settings) -> None:
+        environment = {**os.environ, **environment_of(settings), **pin_environment(self.device)}
+        command = [sys.executable, "-m", "worker.celery_worker", self.device, self.name]
+        # Its own session: Ctrl-C reaches the supervisor alone. Standard input is its lifeline.
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+        self.started_at = time.monotonic()
+
+    def plan_restart(self) -> None:
+        """Wait longer after each start that soon failed."""
+        now = time.monotonic()
+        if now - self.started_at > HEALTHY_AFTER_S:
+            self.backoff_s = FIRST_BACKOFF_S
+        self.start_not_before = now + self.backoff_s
+        self.backoff_s = min(self.backoff_s * 2, LAST_BACKOFF_S)
+        self.process = None
+
+
+class Supervisor:
+    """Starts, watches and stops the device workers."""
+
+    def __init__(self, settings: Settings, db: Database, restart: bool) -> None:
+        self.settings = settings
+        self.db = db
+        self.restart = restart
+        self.stopping = threading.Event()
+        host = socket.gethostname()
+        self.workers = [DeviceWorker(device, f"{_short(device)}@{host}-{os.getpid()}") for device in list_devices()]
+
+    def run(self) -> int:
+        """Until told to stop; the exit code is the first failed worker's when restarts are off."""
+        exit_code, next_sweep = 0, 0.0
+        while not self.stopping.wait(TICK_S):
+            for worker in self.workers:
+                exit_code = exit_code or self._watch(worker)
+            if exit_code and not self.restart:
+                break
+            if time.monotonic() >= next_sweep:
+                self._sweep()
+                next_sweep = time.monotonic() + self.settings.sweep_s
+        self._stop_workers()
+        return exit_code if not self.restart else 0
+
+    def stop(self, _signal: int, _frame: FrameType | None) -> None:
+        """Signal handler: drain every worker at its next batch, then end."""
+        self.stopping.set()
+
+    def _watch(self, worker: DeviceWorker) -> int:
+        if worker.process is None:
+            if time.monotonic() >= worker.start_not_before:
+                log.info("starting a worker on %s", worker.device)
+                worker.start(self.settings)
+            return 0
+        if (code := worker.process.poll()) is None:
+            return 0
+        worker.plan_restart()
+        log.error(
+            "the worker on %s ended with code %d; next start in %.0f s", worker.device, code, worker.backoff_s / 2
+        )
+        return code or 1
+
+    def _sweep(self) -> None:
+        try:
+            sweep(self.db, self.settings)
+        except LayaBatchError as error:
+            log.warning("sweep: %s", error)
+
+    def _stop_workers(self) -> None:
+        running = [worker.process for worker in self.workers if worker.process is not None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        for process in running:
+            process.wait()
+
+
+def _short(device: str) -> str:
+    return device.removeprefix("GPU-").removeprefix("MIG-")[:8]
+
+
+def supervise(settings: Settings, restart: bool) -> int:
+    """Check the settings and the servers, then run the supervisor; returns the exit code."""
+    if not settings.input_roots:
+        raise SettingsError(
+            "no input roots: set LAYA_BATCH_INPUT_ROOTS to the folders or URLs that workers may read under"
+        )
+    configure_app(settings)
+    check_broker(settings)
+    with open_database(settings) as db:
+        supervisor = Supervisor(settings, db, restart)
+        signal.signal(signal.SIGTERM, supervisor.stop)
+        signal.signal(signal.SIGINT, supervisor.stop)
+        return supervisor.run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
+    parser.add_argument("--exit-with-parent", action="store_true", help="drain when standard input is closed")
+    parser.add_argument("--no-restart", action="store_true", help="end when a worker ends")
+    arguments = parser.parse_args()
+    try:
+        settings = load_settings()
+        configure_logging(settings.log_level)
+        if arguments.exit_with_parent:
+            stop_with_parent()
+        sys.exit(supervise(settings, restart=not arguments.no_restart))
+    except LayaBatchError as error:
+        sys.exit(f"laya-batch worker: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Which devices this machine has, without touching them: a process that has opened CUDA must not fork."""
+
+import os
+import re
+import shutil
+import subprocess
+
+CPU = "cpu"
+_DEVICE_LINE = re.compile(r"^(\s*)(?:GPU|MIG)\b.*\(UUID:\s*((?:GPU|MIG)-[^)]+)\)", re.MULTILINE)
+
+
+def list_devices() -> list[str]:
+    """The UUID of each GPU (of its slices, where it is divided) that CUDA_VISIBLE_DEVICES leaves, or one `cpu`."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return _select(_ask_driver(), [part.strip() for part in visible.split(",")]) or [CPU]
+    return _ask_driver() or [CPU]
+
+
+def pin_environment(device: str) -> dict[str, str]:
+    """The environment in which a process sees this device alone; to be set before its Python starts."""
+    return {} if device == CPU else {"CUDA_VISIBLE_DEVICES": device}
+
+
+def _ask_driver() -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)  # noqa: S607
+    return parse_devices(listed.stdout) if listed.returncode == 0 else []
+
+
+def parse_devices(listing: str) -> list[str]:
+    """UUIDs out of `nvidia-smi -L`: a GPU's, or instead of it those of its MIG slices, which are listed indented."""
+    devices: list[str] = []
+    for indent, uuid in _DEVICE_LINE.findall(listing):
+        if indent and devices and devices[-1].startswith("GPU-"):
+            devices.pop()
+        devices.append(uuid)
+    return devices
+
+
+def _select(devices: list[str], visible: list[str]) -> list[str]:
+    """As CUDA reads the variable: indices or UUID prefixes, ending at the first that names nothing."""
+    selected = []
+    for part in visible:
+        matching = [device for device in devices if part and device.startswith(part)]
+        if part.isdigit() and int(part) < len(devices):
+            matching = [devices[int(part)]]
+        if not matching:
+            break
+        selected.append(matching[0])
+    return selected

@@ -1,0 +1,156 @@
+"""From a shard's rows in Parquet to states. Owns what a state may be; knows nothing of tokens.
+
+A row that cannot be a state becomes a row error with its reason, and its neighbours go on.
+"""
+
+import datetime
+import decimal
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.errors import InputError
+from jobs.planning import check_root, identify, open_input
+from jobs.store.leases import RowError
+from schemas.job import Claim
+from schemas.question import WHOLE_ROW
+
+State = str | dict[str, Any] | list[Any]
+
+
+class _BadStateError(ValueError):
+    """A row's columns are no state."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some consecutive rows of a shard: those that are states, and the errors of those that are not."""
+
+    row_numbers: list[int]
+    row_ids: list[str | None]
+    states: list[State]
+    errors: list[RowError]
+
+
+def read_windows(claim: Claim, roots: list[str], rows_per_window: int) -> Iterator[Window]:
+    """Read a shard's rows, some at a time.
+
+    Raises:
+        InputError: the file is gone, has changed since the job was submitted, or lies outside the roots.
+    """
+    spec, plan = claim.spec, claim.plan
+    check_root(plan.file, roots)
+    _check_unchanged(claim)
+    filesystem, path = open_input(plan.file)
+    columns = [*spec.state, *([spec.row_id] if spec.row_id is not None else [])]
+    skip, left, row_number = plan.row_offset, plan.rows, plan.first_row_number
+    try:
+        with filesystem.open_input_file(path) as source, pq.ParquetFile(source, pre_buffer=True) as file:
+            batches = file.iter_batches(rows_per_window, row_groups=plan.row_groups, columns=columns, use_threads=False)
+            for batch in batches:
+                rows = batch.slice(skip, left)
+                skip = max(0, skip - batch.num_rows)
+                if rows.num_rows:
+                    yield _read_window(claim, rows, row_number)
+                row_number += rows.num_rows
+                left -= rows.num_rows
+                if left == 0:
+                    break
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{plan.file}: cannot be read: {error}") from error
+    _check_unchanged(claim)
+    if left:
+        raise InputError(f"{plan.file}: ends {left} rows before its shard does")
+
+
+def _check_unchanged(claim: Claim) -> None:
+    plan, now = claim.plan, identify(claim.plan.file)
+    if (now.size, now.modified) != (plan.file_size, plan.file_modified):
+        raise InputError(
+            f"{plan.file}: has changed since the job was submitted ({plan.file_size} bytes then, {now.size} now); "
+            "submit it as a new job"
+        )
+
+
+def _read_window(claim: Claim, rows: pa.RecordBatch, first_row_number: int) -> Window:
+    spec = claim.spec
+    ids = [None] * rows.num_rows if spec.row_id is None else _values(rows.column(spec.row_id))
+    values = [_values(rows.column(column)) for column in spec.state]
+    window = Window([], [], [], [])
+    for position, parts in enumerate(zip(*values, strict=True)):
+        row_number, row_id = first_row_number + position, _id_text(ids[position])
+        try:
+            state = _as_state(parts[0]) if len(parts) == 1 else _as_object(dict(zip(spec.state, parts, strict=True)))
+        except _BadStateError as error:
+            window.errors.append(RowError(row_number, WHOLE_ROW, row_id, error.code, str(error)))
+        else:
+            window.row_numbers.append(row_number)
+            window.row_ids.append(row_id)
+            window.states.append(state)
+    return window
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """The column as Python values; text that is not UTF-8, which Parquet does not forbid, stays bytes."""
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        return [_decoded(column[i]) for i in range(len(column))]
+
+
+def _decoded(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return b"not UTF-8"
+
+
+def _id_text(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else str(value)
+
+
+def _as_state(value: object) -> State:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise _BadStateError("null_state", "the state is null")
+    if not isinstance(value, list):
+        raise _BadStateError("not_text", "the state is not valid UTF-8 text")
+    if not value:
+        raise _BadStateError("empty_state", "the conversation has no turns")
+    if None in value:
+        raise _BadStateError("null_turn", f"turn {value.index(None)} of the conversation is null")
+    return [_as_json(turn) for turn in value]
+
+
+def _as_object(columns: dict[str, Any]) -> State:
+    if all(value is None for value in columns.values()):
+        raise _BadStateError("null_state", f"all of {', '.join(columns)} are null")
+    return {name: _as_json(value) for name, value in columns.items()}
+
+
+def _as_json(value: Any) -> Any:
+    """A Parquet value as what JSON can hold: times in ISO 8601, decimals as text, NaN as null."""
+    match value:
+        case dict():
+            return {key: _as_json(part) for key, part in value.items()}
+        case list():
+            return [_as_json(part) for part in value]
+        case datetime.date() | datetime.time():  # a datetime is a date
+            return value.isoformat()
+        case datetime.timedelta() | decimal.Decimal():
+            return str(value)
+        case bytes():
+            raise _BadStateError("not_text", "the state is not valid UTF-8 text")
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value

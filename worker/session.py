@@ -1,0 +1,154 @@
+"""What one scoring process holds: its settings, its database, its agents, and the shard in its hands.
+
+Made in the child process, after the fork: the parent touches neither CUDA nor a tokenizer.
+"""
+
+import os
+import platform
+import socket
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import laya
+from jobs.errors import LayaBatchError, LeaseLostError
+from jobs.queue import send_shards
+from jobs.settings import Settings
+from jobs.store import leases, workers
+from jobs.store.database import Database
+from schemas.job import Claim
+from worker.timing import Stopwatch
+
+RESIDENT_AGENTS = 2  # a job with another checkpoint than the worker's own should not throw that one out
+HEARTBEATS_PER_LEASE = 4
+
+
+class Flag(Protocol):
+    """Something that is set once, in this process or in its parent: a threading or multiprocessing Event."""
+
+    def is_set(self) -> bool: ...
+
+
+class CheckpointChangedError(LayaBatchError):
+    """A job's checkpoint is not, on this worker, the one that began to score it."""
+
+
+@dataclass
+class Session:
+    """The state of one scoring process; one shard at a time passes through it."""
+
+    settings: Settings
+    db: Database
+    owner: str  # the worker's name: a successor of the same name frees what this one held
+    worker_id: int
+    draining: Flag
+    agents: OrderedDict[tuple[str, str], laya.Agent] = field(default_factory=OrderedDict)
+    claim: Claim | None = None
+
+    @property
+    def packing_limits(self) -> laya.PackingLimits:
+        return laya.PackingLimits(self.settings.max_batch_tokens, self.settings.mask_budget_bytes)
+
+    def agent_for(self, checkpoint: str, backend: str) -> laya.Agent:
+        """A warm agent, loaded when it is not among the last few used. Raises laya.LayaError when it cannot be."""
+        key = (checkpoint, backend)
+        if key not in self.agents:
+            while len(self.agents) >= RESIDENT_AGENTS:
+                self.agents.popitem(last=False)
+            agent = laya.load(checkpoint, backend=backend)
+            agent.warmup(_warmup_shapes(agent, self.packing_limits))
+            self.agents[key] = agent
+        self.agents.move_to_end(key)
+        return self.agents[key]
+
+    def agent_of(self, claim: Claim) -> laya.Agent:
+        """The agent of a job. Raises CheckpointChangedError when another worker scores the job with other weights."""
+        agent = self.agent_for(claim.spec.checkpoint, claim.spec.backend)
+        checkpoint = agent.checkpoint
+        held_to = leases.hold_checkpoint(self.db, claim, checkpoint.fingerprint, checkpoint.revision)
+        if held_to != checkpoint.fingerprint:
+            raise CheckpointChangedError(
+                f"checkpoint {claim.spec.checkpoint} has fingerprint {checkpoint.fingerprint[:12]} on {self.owner}, "
+                f"but the job began with {held_to[:12]}; give every worker the same files"
+            )
+        return agent
+
+    @contextmanager
+    def holding(self, claim: Claim) -> Iterator[None]:
+        """Keep the lease alive while the block works on the shard."""
+        self.claim = claim
+        try:
+            yield
+        finally:
+            self.claim = None
+
+    def beat_for_ever(self) -> None:
+        """Show that the process lives, and prolong the lease of the shard in its hands; run in a daemon thread."""
+        pause = threading.Event()
+        while not pause.wait(self.settings.lease_s / HEARTBEATS_PER_LEASE):
+            # What goes wrong here shows at the next write of the shard; the next beat may succeed.
+            with suppress(LayaBatchError):
+                workers.beat(self.db, self.worker_id)
+                if (claim := self.claim) is not None:
+                    with suppress(LeaseLostError):
+                        leases.renew_lease(self.db, claim, self.settings.lease_s)
+
+
+def boot_session(settings: Settings, owner: str, device: str, draining: Flag) -> Session:
+    """Load and warm the settings' checkpoint, and record the worker. Raises what kept it from that, once recorded."""
+    db = Database(settings.resolved_database_url)
+    start = workers.WorkerStart(owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend)
+    worker_id = workers.start_worker(db, start)
+    session = Session(settings, db, owner, worker_id, draining)
+    send_shards(settings, leases.release_leases(db, owner, settings.max_attempts))
+    watch = Stopwatch()
+    try:
+        with watch.time("warmup"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a fallback's reason is recorded below
+            agent = session.agent_for(settings.checkpoint, settings.backend)
+    except Exception as error:
+        workers.mark_failed(db, worker_id, f"{type(error).__name__}: {error}")
+        raise
+    ready = workers.WorkerReady(
+        agent.backend, agent.fallback_reason, _dtype_name(agent), watch.ms["warmup"] / 1000, _versions()
+    )
+    workers.mark_ready(db, worker_id, ready)
+    threading.Thread(target=session.beat_for_ever, name="heartbeat", daemon=True).start()
+    return session
+
+
+def describe_batch(
+    session: Session, agent: laya.Agent, batch: laya.Batch, stage_ms: dict[str, float]
+) -> leases.BatchRecord:
+    """What the database keeps of a batch: what ran, on how much, and the milliseconds of each stage."""
+    return leases.BatchRecord(
+        worker_id=session.worker_id,
+        backend=agent.backend,
+        device=str(agent.device),
+        dtype=_dtype_name(agent),
+        bucket_length=batch.bucket_length,
+        sequences=len(batch),
+        tokens=batch.tokens,
+        padded_tokens=batch.padded_tokens,
+        **{f"{stage}_ms": stage_ms[stage] for stage in ("read", "tokenise", "forward", "decode")},
+    )
+
+
+def _warmup_shapes(agent: laya.Agent, limits: laya.PackingLimits) -> list[tuple[int, int]]:
+    """The largest batch of each bucket length; on a CPU, where large batches take long and need no warmth, one row."""
+    shapes = agent.warmup_shapes(limits)
+    return shapes if agent.device.type == "cuda" else [(1, length) for _, length in shapes]
+
+
+def _dtype_name(agent: laya.Agent) -> str:
+    return str(agent.dtype).removeprefix("torch.")
+
+
+def _versions() -> dict[str, Any]:
+    packages = ("laya-batch", "torch", "transformers", "tokenizers", "pyarrow")
+    return {"python": platform.python_version(), **{package: version(package) for package in packages}}

@@ -1,0 +1,74 @@
+"""The Celery task: a message in, a shard's outcome in the database. Thin: `worker.shard` does the work."""
+
+import logging
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from celery import Task
+from pydantic import ValidationError
+
+from jobs.errors import BrokerError, LeaseLostError
+from jobs.queue import SCORE_SHARD, send_shards
+from jobs.store import leases
+from jobs.store.leases import QueuedShard
+from schemas.job import Claim
+from schemas.message import ShardMessage
+
+if TYPE_CHECKING:
+    from worker.session import Session
+
+log = logging.getLogger(__name__)
+
+
+class ScoreShard(Task):  # type: ignore[misc]  # Celery has no types
+    """Scores the shard that the message names, if it still waits to be scored."""
+
+    name = SCORE_SHARD
+    session: ClassVar["Session"]  # set in the child once it is warm
+
+    def run(self, **message: Any) -> None:
+        """Claim, score and end one shard. A message that names nothing waiting is dropped: it came twice, or late."""
+        try:
+            doorbell = ShardMessage.model_validate(message)
+        except ValidationError:
+            log.warning("message dropped: it is not {job_id, shard_id}")
+            return
+        session = self.session
+        claim = leases.claim_shard(session.db, doorbell, session.owner, session.settings.lease_s)
+        if claim is None:
+            log.info("job %d shard %d: nothing to claim", doorbell.job_id, doorbell.shard_id)
+            return
+        with session.holding(claim):
+            _score(session, claim)
+
+
+def _score(session: "Session", claim: Claim) -> None:
+    """Run the shard and record how it ended."""
+    from worker.shard import DrainingError, JobStoppedError, run_shard  # noqa: PLC0415 - the parent never loads the engine
+
+    where = f"job {claim.job_id} shard {claim.shard_id} attempt {claim.attempt}"
+    log.info("%s: %d rows of %s", where, claim.plan.rows, claim.plan.file)
+    try:
+        run_shard(session, claim)
+        outcome = leases.finish_shard(session.db, claim)
+        log.info("%s: done%s", where, f"; the job {outcome}" if outcome else "")
+    except LeaseLostError as error:
+        log.warning("%s: %s", where, error)
+    except JobStoppedError:
+        leases.stop_shard(session.db, claim)
+        log.info("%s: stopped with its job", where)
+    except DrainingError:
+        leases.give_back(session.db, claim)
+        _send_again(session, claim)
+        log.info("%s: given back", where)
+    except Exception as error:  # the task boundary: whatever an attempt dies of is counted on the shard
+        log.exception("%s: failed", where)
+        reason = f"{type(error).__name__}: {error}"
+        if leases.fail_shard(session.db, claim, reason, session.settings.max_attempts):
+            _send_again(session, claim)
+
+
+def _send_again(session: "Session", claim: Claim) -> None:
+    try:
+        send_shards(session.settings, [QueuedShard(claim.job_id, claim.shard_id, claim.priority)])
+    except BrokerError as error:
+        log.warning("%s; the sweep will send shard %d again", error, claim.shard_id)
