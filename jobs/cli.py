@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ from rich.table import Table
 import jobs
 from jobs.client import open_database
 from jobs.embedded import embedded_broker, embedded_worker, watch_worker
-from jobs.errors import LayaBatchError
+from jobs.errors import BrokerError, LayaBatchError
 from jobs.progress import draw_answers, draw_backends, draw_jobs, draw_row_errors, show_progress
-from jobs.queue import configure_app
+from jobs.queue import configure_app, ping_workers
 from jobs.settings import Settings, environment_of, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
@@ -254,6 +255,16 @@ def cancel(job_id: JobId) -> None:
 def retry(job_id: JobId, max_row_errors: MaxRowErrors = None) -> None:
     """Queue what a failed or cancelled job left unscored."""
     out.print(f"job {jobs.retry(job_id, max_row_errors=max_row_errors).id} queued")
+
+
+@cli.command()
+def health() -> None:
+    """Exit with 0 when a worker of this machine answers, else with 1: for probes."""
+    settings = load_settings()
+    names = [name for name in ping_workers(settings) if f"@{socket.gethostname()}-" in name]
+    if not names:
+        raise BrokerError(f"no worker on {socket.gethostname()} answers")
+    out.print("\n".join(names))
 
 
 @cli.command()

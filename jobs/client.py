@@ -1,6 +1,7 @@
 """The functions that `import jobs` offers. Each opens the database for its own call."""
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -105,7 +106,7 @@ def wait(
     """
     with open_database(settings or load_settings()) as db:
         states = poll_job(db, job_id, timeout_s)
-        job = show_progress(states) if progress else list(states)[-1]
+        job = show_progress(states) if progress else deque(states, maxlen=1).pop()
     if job.status is not JobStatus.SUCCEEDED:
         raise JobFailedError(f"job {job_id} {job.status}" + (f": {job.error}" if job.error else ""))
     return job

@@ -5,15 +5,16 @@ Reads no rows: `worker.reader` does, with `open_input` and `identify` from here,
 
 import glob
 import os
+import re
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from itertools import accumulate
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.utils import glob_translate
 from pyarrow import fs
 
 from jobs.errors import InputError
@@ -54,7 +55,7 @@ def plan_shards(spec: JobSpec, rows_per_shard: int, roots: list[str]) -> list[Sh
             )
         first_schema = first_schema or (file.name, schema)
         row_counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        plans += _divide(file, row_counts, rows_per_shard, first_row_number)
+        plans += divide_rows(file, row_counts, rows_per_shard, first_row_number)
         first_row_number += metadata.num_rows
     return plans
 
@@ -148,10 +149,11 @@ def _find_remote(name: str) -> list[InputFile]:
         below = filesystem.get_file_info(fs.FileSelector(base, recursive=True))
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error}") from error
+    pattern = re.compile(glob_translate(parts.path))
     found = []
     for info in below:
         url = parts._replace(path=fixed.rstrip("/") + info.path.removeprefix(base.rstrip("/"))).geturl()
-        wanted = info.path.endswith(".parquet") if fixed == parts.path else fnmatch(urlsplit(url).path, parts.path)
+        wanted = info.path.endswith(".parquet") if fixed == parts.path else bool(pattern.match(urlsplit(url).path))
         if info.is_file and wanted:
             found.append(_input_file(url, info))
     if not found:
@@ -220,7 +222,7 @@ def _difference(schema: pa.Schema, first: pa.Schema) -> str:
     return ", ".join(f"{here.name} is {here.type}, not {there.type}" for here, there in pairs if here != there)
 
 
-def _divide(file: InputFile, row_counts: list[int], rows_per_shard: int, first_row_number: int) -> list[ShardPlan]:
+def divide_rows(file: InputFile, row_counts: list[int], rows_per_shard: int, first_row_number: int) -> list[ShardPlan]:
     """Cut a file's rows into shards, each the row groups that hold it and the rows to skip in the first."""
     starts = [0, *accumulate(row_counts)]
     plans = []

@@ -20,6 +20,7 @@ SCORE_SHARD = "laya_batch.score_shard"
 
 SOCKET_TIMEOUT_S = 30.0  # a socket that is silent for longer is dead: without it a worker waits for ever on a cut line
 CONNECT_TIMEOUT_S = 5.0
+PING_TIMEOUT_S = 3.0
 
 app = Celery("laya-batch")
 
@@ -77,6 +78,13 @@ def count_messages(settings: Settings) -> int:
     """Messages that wait in the queue, those of all priorities together."""
     with _broker_errors(settings), app.connection_for_read() as connection, connection.channel() as channel:
         return int(channel.queue_declare(settings.queue, passive=False).message_count)
+
+
+def ping_workers(settings: Settings) -> list[str]:
+    """Names of the Celery workers that answer; they do so while they score."""
+    configure_app(settings)
+    with _broker_errors(settings):
+        return sorted(name for reply in app.control.ping(timeout=PING_TIMEOUT_S) for name in reply)
 
 
 @contextmanager

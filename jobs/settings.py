@@ -86,7 +86,7 @@ class Settings(BaseSettings):
         """The broker's URL with its password; raises SettingsError when none is set."""
         if self.broker_url is None:
             raise SettingsError(
-                f"no broker is set: set {PREFIX}BROKER_URL=redis://host:6379/0, or use `laya-batch run`, that needs none"
+                f"no broker is set: set {PREFIX}BROKER_URL=redis://host:6379/0, or use `laya-batch run`, without one"
             )
         return self.broker_url.get_secret_value()
 

@@ -20,7 +20,7 @@ from laya.collation import LEAST_MARKERS, collate, synthetic_inputs
 from laya.decode import Answers, Logits, decode
 from laya.errors import QuestionError, StateError
 from laya.location import find_checkpoint
-from laya.packing import Batch, PackingLimits, Shapes, in_batches_of, largest_batches, pack
+from laya.packing import Batch, PackingLimits, Shapes, default_limits, in_batches_of, largest_batches, pack
 from laya.precision import choose_device, choose_dtype
 from laya.questions import check_questions
 from laya.replies import render_replies
@@ -102,7 +102,7 @@ class Agent:
 
     def pack(self, encoded: EncodedSequences, limits: PackingLimits | None = None) -> list[Batch]:
         """Plan the batches that `forward` takes one by one."""
-        return pack(encoded.lengths, limits or PackingLimits(), self._shapes)
+        return pack(encoded.lengths, limits or default_limits(self.device.type), self._shapes)
 
     def forward(self, encoded: EncodedSequences, batch: Batch) -> Logits:
         """Run one batch on the active backend; the result is on the host when this returns."""
@@ -133,7 +133,7 @@ class Agent:
         encoded = self.encode(states, prepared)
         for index, reason in encoded.unfit.items():
             raise StateError(f"state {index}: {reason}")
-        limits = in_batches_of(PackingLimits(), batch_size, sort_by_length)
+        limits = in_batches_of(default_limits(self.device.type), batch_size, sort_by_length)
         parts = [
             self.decode(prepared, encoded, batch, self.forward(encoded, batch)) for batch in self.pack(encoded, limits)
         ]
@@ -141,7 +141,7 @@ class Agent:
 
     def warmup_shapes(self, limits: PackingLimits | None = None) -> list[tuple[int, int]]:
         """(sequences, bucket length) of the largest batch that packing can emit for each bucket length."""
-        return largest_batches(limits or PackingLimits(), self._shapes)
+        return largest_batches(limits or default_limits(self.device.type), self._shapes)
 
     def warmup(self, shapes: Iterable[tuple[int, ...]] | None = None) -> None:
         """Run the active backend once on each shape: (sequences, bucket length[, markers]); errors propagate."""

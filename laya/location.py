@@ -55,7 +55,7 @@ def find_checkpoint(checkpoint: str | Path, revision: str | None = None) -> Loca
     name = str(checkpoint)
     known = name.lower()
     known = ALIASES.get(known, known)
-    if known not in NAMES and Path(checkpoint).is_dir():
+    if known not in NAMES and name and Path(checkpoint).is_dir():
         if revision is not None:
             raise CheckpointError(f"{name}: a folder has no revision, but {revision!r} was asked for")
         return Location(name, Path(checkpoint).resolve(), None)
@@ -65,16 +65,17 @@ def find_checkpoint(checkpoint: str | Path, revision: str | None = None) -> Loca
 def _fetch(name: str, hub_id: str, revision: str | None) -> Location:
     owner, _, rest = hub_id.partition("/")
     repository, _, subfolder = rest.partition("/")
+    nowhere = f"{name!r}: no such folder, and no name ({', '.join(NAMES)}) or Hub id (owner/repository[/subfolder])"
     if not repository or ".." in subfolder.split("/"):
-        raise CheckpointError(
-            f"{name}: no such folder, and no name ({', '.join(NAMES)}) or Hub id (owner/repository[/subfolder])"
-        )
+        raise CheckpointError(nowhere)
     files = [f"{subfolder}/{file}".lstrip("/") for file in (*REQUIRED_FILES, *OPTIONAL_FILES)]
     try:
         snapshot = Path(snapshot_download(f"{owner}/{repository}", revision=revision, allow_patterns=files))
     except LocalEntryNotFoundError as error:
         raise CheckpointError(f"{name}: not in the local Hub cache, and the Hub cannot be reached") from error
-    except (HfHubHTTPError, HFValidationError) as error:
+    except HFValidationError as error:
+        raise CheckpointError(nowhere) from error
+    except HfHubHTTPError as error:
         raise CheckpointError(f"{name}: the Hub gave no snapshot at revision {revision!r}: {error}") from error
     commit = snapshot.name if re.fullmatch(r"[0-9a-f]{40}", snapshot.name) else revision
     return Location(name, snapshot / subfolder, commit)

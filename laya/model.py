@@ -230,15 +230,15 @@ class Head(nn.Module):
 def act_features(logits: Tensor, counts: Tensor) -> Tensor:
     """What the action head reads of the softmaxed logits (n, k) and the option counts (n): (n, 4) float32.
 
-    The largest probability, its lead over the second (0 when there is none), entropy / ln(max(options, 2)), and
-    options / 255.
+    The largest probability, its lead over the second (0 when there is none), entropy / ln k and k / 255, where
+    k = max(options, 2).
     """
     probabilities = logits.softmax(dim=-1)
     top = F.pad(probabilities, (0, 1)).topk(2, dim=-1).values
     # Clamped inside the logarithm: an absent option has probability 0, where the gradient of p ln p is infinite.
     entropy = -(probabilities * probabilities.clamp_min(1e-30).log()).sum(dim=-1)
-    options = counts.float()
-    spread = entropy / options.clamp(min=2).log()
+    options = counts.clamp(min=2).float()
+    spread = entropy / options.log()
     return torch.stack((top[:, 0], top[:, 0] - top[:, 1], spread, options / 255), dim=-1)
 
 

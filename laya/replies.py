@@ -59,10 +59,10 @@ def _render_usage(states: int, prepared: PreparedQuestions, encoded: EncodedSequ
     truncated: list[list[str]] = [[] for _ in range(states)]
     for sequence in np.flatnonzero(encoded.state_tokens_dropped).tolist():
         truncated[encoded.state_index[sequence]].append(prepared.questions[encoded.question_index[sequence]].id)
-    for total, whole, lost, questions in zip(
-        tokens.tolist(), state_tokens.tolist(), dropped.tolist(), truncated, strict=True
-    ):
-        yield {
+    alike = _render_alike(prepared)
+    columns = (tokens.tolist(), state_tokens.tolist(), dropped.tolist(), truncated)
+    for total, whole, lost, questions in zip(*columns, strict=True):
+        usage = {
             "input_tokens": total,
             "output_tokens": 0,
             "state_tokens": whole,
@@ -70,3 +70,16 @@ def _render_usage(states: int, prepared: PreparedQuestions, encoded: EncodedSequ
             "truncated": lost > 0,
             "truncated_questions": questions,
         }
+        yield usage | {"options": alike} if alike else usage
+
+
+def _render_alike(prepared: PreparedQuestions) -> dict[str, dict[str, int | None]]:
+    """By question id, the options of a question some of which are alike to the model, for what was cut of them."""
+    columns = (np.diff(prepared.marker_offsets), prepared.options_distinct, prepared.option_tokens)
+    return {
+        question.id: {"total": total, "distinct": distinct, "tokens_per_option": most or None}
+        for question, total, distinct, most in zip(
+            prepared.questions, *(column.tolist() for column in columns), strict=True
+        )
+        if distinct < total
+    }

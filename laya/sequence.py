@@ -39,7 +39,8 @@ class PreparedQuestions:
         Ints  # flat; the options' mask positions of question q are markers[marker_offsets[q]:marker_offsets[q + 1]]
     )
     marker_offsets: Ints
-    options_cut: NDArray[np.bool_]  # (questions): options whose tokens no longer differ
+    options_distinct: Ints  # (questions): how many different token spans the options have left
+    option_tokens: Ints  # (questions): what each option was cut to, mask token included; 0 where the budget cut none
     types: Ints  # (questions)
 
     @property
@@ -61,7 +62,7 @@ class EncodedSequences:
     marker_offsets: Ints
     state_tokens: Ints  # of the whole state
     state_tokens_dropped: Ints
-    options_cut: NDArray[np.bool_]
+    options_cut: NDArray[np.bool_]  # whether options lost the difference between their tokens
     types: Ints  # choice 0, score 1, noul 2
     unfit: Mapping[int, str]
 
@@ -93,10 +94,10 @@ def prepare_questions(
     texts = [text for question in questions for text in (question.text, *(f" {o}" for o in _in_order(question)))]
     tokenised = tokenizer.tokenise(texts)
     pieces = iter(np.split(tokenised.flat, tokenised.offsets[1:-1]))
-    heads, markers, cut, unfit = [], [], [], {}
+    heads, markers, distinct, option_tokens, unfit = [], [], [], [], {}
     for question in questions:
         instructions, *options = [next(pieces) for _ in range(1 + len(question.options))]
-        head, marks, collided = _lay_out(instructions, options, tokenizer, limits)
+        head, marks, spans, most = _lay_out(instructions, options, tokenizer, limits)
         fitting = int((marks < limits.max_len).sum())
         if fitting < len(marks):
             unfit[question.id] = (
@@ -105,7 +106,8 @@ def prepare_questions(
             )
         heads.append(head)
         markers.append(marks)
-        cut.append(collided)
+        distinct.append(len({span.tobytes() for span in spans}))
+        option_tokens.append(most)
     return PreparedQuestions(
         questions=questions,
         unfit=unfit,
@@ -113,7 +115,8 @@ def prepare_questions(
         offsets=_offsets([len(head) for head in heads]),
         markers=np.concatenate(markers),
         marker_offsets=_offsets([len(marks) for marks in markers]),
-        options_cut=np.array(cut, dtype=bool),
+        options_distinct=np.array(distinct, dtype=np.int64),
+        option_tokens=np.array(option_tokens, dtype=np.int64),
         types=np.array([question.type_index for question in questions], dtype=np.int64),
     )
 
@@ -151,7 +154,7 @@ def encode_sequences(
         marker_offsets=_offsets(counts),
         state_tokens=tokenised.lengths[state],
         state_tokens_dropped=tokenised.lengths[state] - used,
-        options_cut=prepared.options_cut[question],
+        options_cut=(prepared.options_distinct < np.diff(prepared.marker_offsets))[question],
         types=prepared.types[question],
         unfit=unfit,
     )
@@ -195,11 +198,11 @@ def _join(
 
 def _lay_out(
     instructions: NDArray[np.int32], options: list[NDArray[np.int32]], tokenizer: TextTokenizer, limits: SequenceLimits
-) -> tuple[NDArray[np.int32], Ints, bool]:
-    """One question's head, its markers' positions, and whether two options have the same tokens left."""
+) -> tuple[NDArray[np.int32], Ints, list[NDArray[np.int32]], int]:
+    """One question's head, its markers' positions, its options' tokens, and what they were cut to (0: not cut)."""
     special = tokenizer.special
     spans = [np.concatenate(([special.mask], option[:OPTION_TOKENS])).astype(np.int32) for option in options]
-    budget = limits.head_max_len - sum(map(len, spans))
+    budget, most = limits.head_max_len - sum(map(len, spans)), 0
     if budget < TIGHT_BUDGET:
         most = max(LEAST_OPTION_TOKENS, (limits.head_max_len - TIGHT_BUDGET) // len(spans))
         spans = [span[:most] for span in spans]
@@ -207,7 +210,7 @@ def _lay_out(
     kept = instructions[: max(LEAST_INSTRUCTION_TOKENS, budget)]
     head = np.concatenate(([special.cls], kept, [special.sep], *spans, [special.sep])).astype(np.int32)
     markers = len(kept) + 2 + _offsets([len(span) for span in spans])[:-1]
-    return head, markers, len({span.tobytes() for span in spans}) < len(spans)
+    return head, markers, spans, most
 
 
 def _state_texts(states: Sequence[Any], needed: NDArray[np.bool_]) -> tuple[list[str], dict[int, str]]:

@@ -4,7 +4,6 @@ A question set maps a question id to one typed question. `check_questions` retur
 engine takes, or raises one error that lists every problem of every question.
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,13 +28,13 @@ class QuestionSetError(ValueError):
 
 
 def label_text(label: object) -> str:
-    """A label as the text that is asked and stored: scalars only, numbers and booleans as JSON writes them."""
+    """A label as the text that is asked and stored: scalars only, as Python writes them."""
     if isinstance(label, str):
         return label
     if label is None:
         raise ValueError("a label is null; give it a name (in YAML, quote it)")
     if isinstance(label, bool | int | float):
-        return json.dumps(label)
+        return str(label)
     raise ValueError(f"label {label!r} is a {type(label).__name__}; labels are text or numbers")
 
 
@@ -118,7 +117,7 @@ class NoulQuestion(_Question):
             return None
         if not isinstance(sides, dict):
             raise ValueError("must map 'true' and 'false' to text")  # noqa: TRY004 - pydantic's protocol
-        named = {label_text(side): text for side, text in sides.items()}
+        named = {label_text(side).lower(): text for side, text in sides.items()}
         if wrong := sorted(set(named) - {"true", "false"}):
             raise ValueError(f"key {wrong[0]!r} is not allowed; use only 'true' and 'false'")
         return named

@@ -71,24 +71,25 @@ class Supervisor:
         self.workers = [DeviceWorker(device, f"{_short(device)}@{host}-{os.getpid()}") for device in list_devices()]
 
     def run(self) -> int:
-        """Until told to stop; the exit code is the first failed worker's when restarts are off."""
+        """Until told to stop, or, with restarts off, until a worker ends: its exit code is returned."""
         exit_code, next_sweep = 0, 0.0
         while not self.stopping.wait(TICK_S):
-            for worker in self.workers:
-                exit_code = exit_code or self._watch(worker)
-            if exit_code and not self.restart:
+            codes = [self._watch(worker) for worker in self.workers]
+            if not self.restart and any(codes):
+                exit_code = max(codes)
                 break
             if time.monotonic() >= next_sweep:
                 self._sweep()
                 next_sweep = time.monotonic() + self.settings.sweep_s
         self._stop_workers()
-        return exit_code if not self.restart else 0
+        return exit_code
 
     def stop(self, _signal: int, _frame: FrameType | None) -> None:
         """Signal handler: drain every worker at its next batch, then end."""
         self.stopping.set()
 
     def _watch(self, worker: DeviceWorker) -> int:
+        """Start the worker when it is due; when it has ended, plan its restart and return a code that is not 0."""
         if worker.process is None:
             if time.monotonic() >= worker.start_not_before:
                 log.info("starting a worker on %s", worker.device)
@@ -100,7 +101,7 @@ class Supervisor:
         log.error(
             "the worker on %s ended with code %d; next start in %.0f s", worker.device, code, worker.backoff_s / 2
         )
-        return code or 1
+        return abs(code) or 1
 
     def _sweep(self) -> None:
         try:

@@ -1,9 +1,10 @@
-"""What the demo's training reads: labelled rows, the wordings of its questions, and (text, question) pairs with targets.
+"""What training reads: labelled rows, the wordings of the questions, and (text, question) pairs with targets.
 
-Sequences come from the engine itself (`agent.prepare`, `agent.encode`), so that a text is laid out in training exactly as in
-a job. Owns no model and no loop.
+Sequences come from the engine itself (`agent.prepare`, `agent.encode`), so that a text is laid out in training
+exactly as in a job. Owns no model and no loop.
 """
 
+import itertools
 import random
 import zlib
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 import yaml
+from scoring import LABEL_OF
+
 from laya.model import ModelInputs
 
 HERE = Path(__file__).parent
-LABEL_OF = {"spam": "is_spam", "sentiment": "sentiment", "topic": "topic"}  # question -> the column of its labels
 QTYPE = {"choice": 0, "score": 1, "noul": 2}
 # Where a rating of -4 to +4 lies between the five levels: the bounds of prepare.py fall halfway between two of them.
 RATINGS, LEVELS = (-4.0, -2.0, -0.5, 0.5, 2.0, 4.0), (-0.5, 0.5, 1.5, 2.5, 3.5, 4.5)
@@ -39,17 +41,17 @@ def read_questions() -> Questions:
 
 
 def vary_questions(questions: Questions, count: int, seed: int) -> list[Questions]:
-    """The questions as asked, then `count` rewordings with the choice's options in another order each."""
+    """The questions as asked, then `count` rewordings; every other one puts the choice's options in another order."""
     paraphrases = yaml.safe_load((HERE / "paraphrases.yaml").read_text(encoding="utf-8"))
     draw = random.Random(seed)  # noqa: S311 - not for secrets
     wordings = [questions]
-    for _ in range(count):
+    for number in range(count):
         worded: Questions = {}
         for name, question in questions.items():
             other = paraphrases[name]
             instructions = draw.choice([question["instructions"], *other["instructions"]])
             criteria = draw.choice([question["criteria"], *other["criteria"]])
-            if question["type"] == "choice":
+            if question["type"] == "choice" and number % 2:
                 criteria = dict(draw.sample(list(criteria.items()), len(criteria)))
             worded[name] = {"type": question["type"], "instructions": instructions}
             if criteria is not None:
@@ -71,7 +73,7 @@ def wording_texts(questions: Questions) -> list[str]:
 
 @dataclass(frozen=True)
 class Pairs:
-    """(text, question) pairs in one wording. targets: (pairs, options) float32, each row sums to 1, absent options 0."""
+    """(text, question) pairs in one wording. `targets` (pairs, options) float32: rows sum to 1."""
 
     encoded: Any
     targets: torch.Tensor
@@ -100,6 +102,25 @@ class Pairs:
         arrays = (ids, lengths, markers, counts, self.qtypes[index])
         inputs = ModelInputs(*(torch.from_numpy(np.asarray(array, dtype=np.int64)) for array in arrays))
         return inputs, torch.from_numpy(in_state)
+
+
+def option_spans(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Every option of every question as a text of its own: ids (options, L), mask (options, L), question, position."""
+    encoded, spans = pairs.encoded, []
+    for question in range(len(pairs.question_names)):
+        pair = int(np.flatnonzero(encoded.question_index == question)[0])
+        markers = encoded.markers[encoded.marker_offsets[pair] : encoded.marker_offsets[pair + 1]]
+        stop = pairs.lengths[pair] - 2 - (encoded.state_tokens - encoded.state_tokens_dropped)[pair]
+        bounds = [*markers, stop]
+        for position, (start, end) in enumerate(itertools.pairwise(bounds)):
+            first = encoded.offsets[pair]
+            spans.append((encoded.token_ids[first + start + 1 : first + end], question, position))
+    ids = torch.zeros(len(spans), max(len(tokens) for tokens, _, _ in spans), dtype=torch.int64)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for row, (tokens, _, _) in enumerate(spans):
+        ids[row, : len(tokens)] = torch.from_numpy(np.asarray(tokens, dtype=np.int64))
+        mask[row, : len(tokens)] = True
+    return ids, mask, torch.tensor([q for _, q, _ in spans]), torch.tensor([p for _, _, p in spans])
 
 
 def fill(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -2,9 +2,9 @@
 
     python examples/demo/prepare.py SOURCE_DIR
 
-SOURCE_DIR holds sms.parquet (id, text, label), reviews.parquet (id, text, sentiment) and support_chat.parquet (id, text,
-lang, category). Writes data/train.parquet, data/validation.parquet and held_out.parquet beside this script. It trains
-nothing, and train.py never opens held_out.parquet except to measure the finished checkpoint.
+SOURCE_DIR holds sms.parquet (id, text, label), reviews.parquet (id, text, sentiment) and support_chat.parquet (id,
+text, lang, category). Writes data/train.parquet, data/validation.parquet and held_out.parquet beside this script.
+train.py opens held_out.parquet only to measure the finished checkpoint.
 """
 
 import argparse

@@ -30,6 +30,11 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         "instructions": "Pick the best of many topics, with an instruction that is too long to be kept whole. " * 3,
         "criteria": {f"t{i}": {"text": f"topic {i}", "n": [i, None, "ü"]} for i in range(20)},
     },
+    "alike": {
+        "type": "choice",
+        "instructions": "Which of two that are alike where they are cut?",
+        "criteria": {"long " * 60 + "a": None, "long " * 60 + "b": None},
+    },
     "urgency": {
         "type": "score",
         "instructions": "How urgent is it?",

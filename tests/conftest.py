@@ -1,0 +1,84 @@
+"""What every test stands on: a clean environment, real servers, and a tiny checkpoint."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+from jobs.settings import PREFIX
+from jobs.store.database import Database
+
+POSTGRES_URL = os.environ.get("TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/test")
+REDIS_URL = os.environ.get("TEST_REDIS_URL", "redis://127.0.0.1:6379/15")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting of the developer's reaches a test, and no test writes outside its folder."""
+    for variable in list(os.environ):
+        if variable.startswith(PREFIX):
+            monkeypatch.delenv(variable)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
+
+
+def missing_service(what: str) -> None:
+    """Skip on a developer's machine, fail in CI: there a missing server is a broken set-up."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} does not answer")
+    pytest.skip(f"{what} does not answer")
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> str:
+    """A Redis that answers. Tests share it: each uses a queue name of its own."""
+    try:
+        with redis.Redis.from_url(REDIS_URL) as client:
+            client.ping()
+    except redis.RedisError:
+        missing_service(f"Redis at {REDIS_URL}")
+    return REDIS_URL
+
+
+@pytest.fixture(scope="session")
+def postgres_admin() -> Iterator[sa.Engine]:
+    """A connection that may create databases."""
+    engine = sa.create_engine(POSTGRES_URL, isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect():
+            pass
+    except sa.exc.OperationalError:
+        missing_service(f"PostgreSQL at {POSTGRES_URL}")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def postgres_url(postgres_admin: sa.Engine) -> Iterator[str]:
+    """A PostgreSQL database of the test's own, empty."""
+    name = f"laya_batch_{uuid.uuid4().hex[:12]}"
+    with postgres_admin.connect() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    yield postgres_admin.url.set(database=name).render_as_string(hide_password=False)
+    with postgres_admin.connect() as connection:
+        connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The test runs once on each store."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'test.db'}"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def db(database_url: str) -> Iterator[Database]:
+    """A migrated database."""
+    database = Database(database_url)
+    database.migrate()
+    yield database
+    database.close()

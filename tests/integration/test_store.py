@@ -1,0 +1,330 @@
+"""Every promise of the store that needs no worker, on SQLite and PostgreSQL."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from jobs.errors import DatabaseError, IdempotencyError, JobNotFoundError, LeaseLostError
+from jobs.store import leases, lifecycle, reports, workers
+from jobs.store.database import Database
+from jobs.store.leases import BatchRecord, RowError
+from jobs.store.lifecycle import JobOptions
+from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, TransitionError
+from schemas.message import ShardMessage
+from schemas.tables import batches, jobs, metadata, results, shards
+
+ROWS = 10  # in each shard
+LEASE_S = 60.0
+
+
+def make_job(db: Database, shard_count: int = 2, key: str | None = None, **spec: Any) -> int:
+    asked = JobSpec(
+        **{"inputs": ["/a"], "questions": {"q": {"type": "noul", "instructions": "x"}}, "state": ["text"], **spec}
+    )
+    plans = [ShardPlan("/a", 1, "m", [i], 0, ROWS, i * ROWS) for i in range(shard_count)]
+    return lifecycle.create_job(db, asked, JobOptions("job", 5, key), plans)
+
+
+def shard_ids(db: Database, job_id: int) -> list[int]:
+    with db.read() as connection:
+        return list(
+            connection.scalars(sa.select(shards.c.id).where(shards.c.job_id == job_id).order_by(shards.c.number))
+        )
+
+
+def claim(db: Database, job_id: int, number: int = 0, lease_s: float = LEASE_S, owner: str = "w") -> Claim | None:
+    message = ShardMessage(job_id=job_id, shard_id=shard_ids(db, job_id)[number])
+    return leases.claim_shard(db, message, owner, lease_s)
+
+
+def must_claim(db: Database, job_id: int, number: int = 0, lease_s: float = LEASE_S) -> Claim:
+    claimed = claim(db, job_id, number, lease_s)
+    assert claimed is not None
+    return claimed
+
+
+def record(db: Database) -> BatchRecord:
+    worker_id = workers.start_worker(db, workers.WorkerStart("w", "h", 1, "cpu", "english", "auto"))
+    return BatchRecord(worker_id, "eager", "cpu", "float32", 32, 5, 100, 160, 1.0, 2.0, 3.0, 4.0)
+
+
+def answers(first: int, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "row_number": first + i,
+            "row_id": f"id{first + i}",
+            "question": "q",
+            "type": "noul",
+            "noul": 0.25,
+            "probabilities": {"false": 0.75, "true": 0.25},
+            "confidence": 0.75,
+            "answer_confidence": 0.75,
+            "act_probability": 1.0,
+            "state_tokens_dropped": 0,
+        }
+        for i in range(count)
+    ]
+
+
+def test_the_migrations_make_the_tables_that_the_code_describes(db: Database) -> None:
+    with db.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    db.migrate()
+    db.check_schema()
+
+
+def test_a_database_without_tables_is_refused_with_what_to_run(database_url: str) -> None:
+    empty = Database(database_url)
+    with pytest.raises(DatabaseError, match="run `laya-batch migrate`"):
+        empty.check_schema()
+    empty.close()
+
+
+def test_two_programs_may_migrate_at_once(database_url: str) -> None:
+    def migrate(_: int) -> None:
+        database = Database(database_url)
+        database.migrate()
+        database.check_schema()
+        database.close()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(migrate, range(4)))
+
+
+def test_a_shard_is_claimed_once_however_often_its_message_comes(db: Database) -> None:
+    job_id = make_job(db)
+    with ThreadPoolExecutor(8) as threads:
+        claimed = list(threads.map(lambda i: claim(db, job_id, 0, owner=f"w{i}"), range(16)))
+    assert sum(one is not None for one in claimed) == 1
+    assert reports.get_job(db, job_id).status is JobStatus.RUNNING
+
+
+def test_a_message_for_another_jobs_shard_or_for_nothing_claims_nothing(db: Database) -> None:
+    one, two = make_job(db), make_job(db)
+    assert leases.claim_shard(db, ShardMessage(job_id=one, shard_id=shard_ids(db, two)[0]), "w", LEASE_S) is None
+    assert leases.claim_shard(db, ShardMessage(job_id=99, shard_id=1), "w", LEASE_S) is None
+
+
+def test_answers_are_saved_with_their_batch_and_skipped_when_claimed_again(db: Database) -> None:
+    job_id = make_job(db, 1)
+    first = must_claim(db, job_id)
+    assert leases.save_batch(db, first, LEASE_S, record(db), answers(0, 4)) is False
+    assert leases.save_row_errors(db, first, LEASE_S, [RowError(4, "*", "id4", "null_state", "is null")]) is False
+    leases.give_back(db, first)
+    second = must_claim(db, job_id)
+    assert second.attempt == first.attempt + 1
+    assert leases.saved_pairs(db, second) == {*((i, "q") for i in range(4)), (4, "*")}
+    leases.save_batch(db, second, LEASE_S, record(db), answers(5, 5))
+    assert leases.finish_shard(db, second) is JobStatus.SUCCEEDED
+    job = reports.get_job(db, job_id)
+    assert (job.answers, job.row_errors, job.rows_done) == (9, 1, 10)
+    with db.read() as connection:
+        joined = sa.select(sa.func.count(), sa.func.min(batches.c.write_ms)).select_from(results.join(batches))
+        count, write_ms = connection.execute(joined).one()
+        assert count == 9
+        assert write_ms > 0
+
+
+def test_a_worker_that_lost_its_lease_changes_nothing(db: Database) -> None:
+    job_id = make_job(db, 1)
+    stale = must_claim(db, job_id, lease_s=0)
+    assert [lost.shard_id for lost in leases.expire_leases(db, 3)] == [stale.shard_id]
+    fresh = must_claim(db, job_id)
+    for write in (
+        lambda: leases.save_batch(db, stale, LEASE_S, record(db), answers(0, 3)),
+        lambda: leases.save_row_errors(db, stale, LEASE_S, [RowError(0, "*", None, "c", "m")]),
+        lambda: leases.renew_lease(db, stale, LEASE_S),
+        lambda: leases.finish_shard(db, stale),
+        lambda: leases.give_back(db, stale),
+        lambda: leases.stop_shard(db, stale),
+        lambda: leases.fail_shard(db, stale, "late", 3),
+    ):
+        with pytest.raises(LeaseLostError):
+            write()
+    assert leases.saved_pairs(db, fresh) == set()
+    assert leases.finish_shard(db, fresh) is JobStatus.SUCCEEDED
+    with pytest.raises(LeaseLostError):
+        leases.fail_shard(db, stale, "later still", 3)
+    assert reports.get_job(db, job_id).status is JobStatus.SUCCEEDED
+
+
+def test_an_answer_is_never_doubled(db: Database) -> None:
+    claimed = must_claim(db, make_job(db, 1))
+    leases.save_batch(db, claimed, LEASE_S, record(db), answers(0, 3))
+    with pytest.raises(sa.exc.IntegrityError):
+        leases.save_batch(db, claimed, LEASE_S, record(db), answers(2, 3))
+    assert len(leases.saved_pairs(db, claimed)) == 3
+    assert reports.get_job(db, claimed.job_id).answers == 3
+
+
+def test_a_job_finishes_exactly_once_when_its_shards_end_together(db: Database) -> None:
+    job_id = make_job(db, 6)
+    claims = [must_claim(db, job_id, number) for number in range(6)]
+    barrier = threading.Barrier(6)
+
+    def finish(one: Claim) -> JobStatus | None:
+        barrier.wait()
+        return leases.finish_shard(db, one)
+
+    with ThreadPoolExecutor(6) as threads:
+        outcomes = list(threads.map(finish, claims))
+    assert sorted(outcomes, key=str) == [*[None] * 5, JobStatus.SUCCEEDED]
+
+
+def test_a_shard_out_of_attempts_fails_its_job_after_the_others_have_ended(db: Database) -> None:
+    job_id = make_job(db, 2)
+    for attempt in range(2):
+        assert leases.fail_shard(db, must_claim(db, job_id), f"boom {attempt}", 2) is (attempt == 0)
+    assert claim(db, job_id) is None
+    assert reports.get_job(db, job_id).status is JobStatus.RUNNING
+    assert leases.finish_shard(db, must_claim(db, job_id, 1)) is JobStatus.FAILED
+    assert "1 of 2 shards ran out of attempts: boom 1" in (reports.get_job(db, job_id).error or "")
+
+
+def test_retry_queues_only_what_was_left_and_success_is_final(db: Database) -> None:
+    job_id = make_job(db, 2)
+    leases.finish_shard(db, must_claim(db, job_id, 1))
+    leases.fail_shard(db, must_claim(db, job_id), "boom", 1)
+    lifecycle.retry_job(db, job_id, None)
+    assert [queued.shard_id for queued in leases.list_queued(db, job_id)] == shard_ids(db, job_id)[:1]
+    assert leases.finish_shard(db, must_claim(db, job_id)) is JobStatus.SUCCEEDED
+    for change in (lambda: lifecycle.retry_job(db, job_id, None), lambda: lifecycle.request_cancel(db, job_id)):
+        with pytest.raises(TransitionError, match="cannot go from succeeded"):
+            change()
+
+
+def test_cancel_ends_waiting_shards_now_and_running_ones_at_their_next_batch(db: Database) -> None:
+    job_id = make_job(db, 3)
+    running = must_claim(db, job_id)
+    lifecycle.request_cancel(db, job_id)
+    assert reports.get_job(db, job_id).status is JobStatus.RUNNING
+    assert claim(db, job_id, 1) is None
+    assert leases.save_batch(db, running, LEASE_S, record(db), answers(0, 2)) is True
+    assert leases.stop_shard(db, running) is JobStatus.CANCELLED
+    assert reports.get_job(db, job_id).answers == 2
+
+
+def test_a_cancelled_jobs_shard_is_not_queued_again(db: Database) -> None:
+    for end in (
+        lambda claimed: leases.give_back(db, claimed),
+        lambda claimed: leases.fail_shard(db, claimed, "boom", 3),
+        lambda claimed: leases.release_leases(db, "w", 3),
+    ):
+        job_id = make_job(db, 1)
+        claimed = must_claim(db, job_id)
+        lifecycle.request_cancel(db, job_id)
+        end(claimed)
+        assert reports.get_job(db, job_id).status is JobStatus.CANCELLED
+
+
+def test_too_many_row_errors_fail_the_job_and_stop_the_rest(db: Database) -> None:
+    job_id = make_job(db, 3, max_row_errors=2)
+    one, two = must_claim(db, job_id, 0), must_claim(db, job_id, 1)
+    errors = [RowError(row, "*", None, "null_state", "the state is null") for row in range(3)]
+    assert leases.save_row_errors(db, one, LEASE_S, errors[:2]) is False
+    assert leases.save_row_errors(db, one, LEASE_S, errors[2:]) is True
+    assert leases.save_batch(db, two, LEASE_S, record(db), answers(ROWS, 1)) is True
+    assert leases.stop_shard(db, one) is None
+    assert leases.stop_shard(db, two) is JobStatus.FAILED
+    job = reports.get_job(db, job_id)
+    assert "3 rows failed, more than max_row_errors=2" in (job.error or "")
+    lifecycle.retry_job(db, job_id, 5)
+    assert reports.get_job(db, job_id).spec.max_row_errors == 5
+    assert len(leases.list_queued(db, job_id)) == 3
+
+
+def test_questions_of_one_row_that_fail_count_as_one_row(db: Database) -> None:
+    claimed = must_claim(db, make_job(db, 1, max_row_errors=1))
+    errors = [RowError(0, question, None, "question_does_not_fit", "m") for question in ("a", "b")]
+    assert leases.save_row_errors(db, claimed, LEASE_S, errors) is False
+    assert reports.get_job(db, claimed.job_id).row_errors == 1
+
+
+def test_a_dead_workers_shards_are_found_at_once_by_its_successor(db: Database) -> None:
+    job_id = make_job(db, 2)
+    claim(db, job_id, 0, owner="gpu0")
+    claim(db, job_id, 1, owner="gpu1")
+    assert [queued.shard_id for queued in leases.release_leases(db, "gpu0", 3)] == shard_ids(db, job_id)[:1]
+    assert leases.release_leases(db, "gpu0", 3) == []
+    assert claim(db, job_id, 1) is None
+
+
+def test_a_waiting_shard_is_sent_again_once_in_a_while(db: Database) -> None:
+    job_id = make_job(db, 3)
+    must_claim(db, job_id, 1)
+    assert leases.count_queued(db) == 2
+    assert leases.take_unsent(db, 60, 100) == []
+    sent = leases.take_unsent(db, 0, 100)
+    assert [(one.job_id, one.shard_id, one.priority) for one in sent] == [
+        (job_id, shard_id, 5) for shard_id in (shard_ids(db, job_id)[0], shard_ids(db, job_id)[2])
+    ]
+    assert leases.take_unsent(db, 60, 100) == []
+
+
+def test_an_idempotency_key_is_one_job(db: Database) -> None:
+    job_id = make_job(db, key="k")
+    spec = reports.get_job(db, job_id).spec
+    assert lifecycle.find_by_key(db, "k", spec) == job_id
+    assert lifecycle.find_by_key(db, "other", spec) is None
+    with pytest.raises(IdempotencyError, match=f"already made job {job_id}, which differs in state"):
+        lifecycle.find_by_key(db, "k", spec.model_copy(update={"state": ["body"]}))
+    with pytest.raises(sa.exc.IntegrityError):
+        make_job(db, key="k")
+    assert len(reports.list_jobs(db, 10)) == 1
+
+
+def test_a_job_that_could_not_be_queued_leaves_nothing_unless_it_has_begun(db: Database) -> None:
+    waiting, begun = make_job(db), make_job(db)
+    must_claim(db, begun)
+    assert lifecycle.forget_job(db, waiting) is True
+    assert lifecycle.forget_job(db, begun) is False
+    with db.read() as connection:
+        assert list(connection.scalars(sa.select(jobs.c.id))) == [begun]
+        assert set(connection.scalars(sa.select(shards.c.job_id))) == {begun}
+
+
+def test_a_job_keeps_to_the_weights_it_began_with(db: Database) -> None:
+    claimed = must_claim(db, make_job(db))
+    assert leases.hold_checkpoint(db, claimed, "aaa", "r1") == "aaa"
+    assert leases.hold_checkpoint(db, claimed, "bbb", "r2") == "aaa"
+
+
+def test_results_are_read_in_order_and_in_chunks(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "RESULT_CHUNK_ROWS", 4)
+    job_id = make_job(db, 1)
+    claimed = must_claim(db, job_id)
+    for first in (5, 0):
+        leases.save_batch(db, claimed, LEASE_S, record(db), answers(first, 5))
+    read = list(reports.read_results(db, job_id))
+    assert [batch.num_rows for batch in read] == [4, 4, 2]
+    rows = [row for batch in read for row in batch.to_pylist()]
+    assert [row["row_number"] for row in rows] == list(range(10))
+    assert rows[0]["probabilities"] == '{"false": 0.75, "true": 0.25}'
+    assert rows[0]["choice"] is None
+
+
+def test_an_unknown_job_is_an_error_that_says_where_to_look(db: Database) -> None:
+    with pytest.raises(JobNotFoundError, match="there is no job 7; `laya-batch list`"):
+        reports.get_job(db, 7)
+    with pytest.raises(JobNotFoundError):
+        lifecycle.request_cancel(db, 7)
+
+
+def test_an_unreachable_database_is_one_line_without_its_password() -> None:
+    database = Database("postgresql://me:hunter2@127.0.0.1:1/none")
+    with pytest.raises(DatabaseError, match=r"me:\*\*\*@127.0.0.1:1/none cannot be used") as raised:
+        database.check_schema()
+    assert "hunter2" not in str(raised.value)
+    database.close()
+
+
+def test_a_wrong_database_url_says_how_to_write_one() -> None:
+    with pytest.raises(DatabaseError, match="LAYA_BATCH_DATABASE_URL is not a database URL"):
+        Database("my database")
+    with pytest.raises(DatabaseError, match="write postgresql://"):
+        Database("oracle+nothing://h/d")

@@ -1,0 +1,285 @@
+"""The whole path, with real worker processes: jobs.submit, Redis, Celery, the engine, and answers in SQL."""
+
+import base64
+import json
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+import jobs
+import laya
+from jobs.queue import SCORE_SHARD, app, configure_app, count_messages
+from schemas.tables import batches, results, row_errors, shards, workers
+from tests.integration.service import QUESTIONS, Service, make_texts, write_tickets
+
+TIMEOUT_S = 120.0
+
+
+def submit(service: Service, path: Path, **asked: Any) -> jobs.JobInfo:
+    checkpoint = asked.pop("checkpoint", service.settings.checkpoint)
+    return jobs.submit(
+        path,
+        questions=QUESTIONS,
+        state="text",
+        row_id="ticket",
+        checkpoint=checkpoint,
+        settings=service.settings,
+        **asked,
+    )
+
+
+def wait(service: Service, job: jobs.JobInfo) -> jobs.JobInfo:
+    try:
+        return jobs.wait(job.id, timeout_s=TIMEOUT_S, settings=service.settings)
+    except TimeoutError:
+        pytest.fail(service.log[-4000:])
+
+
+def answered_rows(service: Service, job: jobs.JobInfo) -> list[dict[str, Any]]:
+    return list(jobs.results(job.id, settings=service.settings).read_all().to_pylist())
+
+
+def test_every_row_gets_the_answers_that_the_engine_gives(warm_service: Service, tiny_checkpoint: Path) -> None:
+    texts: list[str | None] = [*make_texts(240), "[SEP] [MASK] 🎉", "", "word " * 500]
+    texts[17] = None
+    path = write_tickets(warm_service.folder / "parity" / "a.parquet", texts)
+    job = wait(warm_service, submit(warm_service, path))
+    assert (job.status, job.rows, job.row_errors, job.answers) == (jobs.JobStatus.SUCCEEDED, 243, 1, 242 * 3)
+    expected = laya.load(tiny_checkpoint).predict_batch([text for text in texts if text is not None], QUESTIONS)
+    found = iter(answered_rows(warm_service, job))
+    for i, text in enumerate(texts):
+        if text is None:
+            continue
+        answers = expected.pop(0)["answers"]
+        for question in sorted(QUESTIONS):
+            row, answer = next(found), answers[question]
+            assert (row["row_number"], row["row_id"], row["question"]) == (i, f"t{i}", question)
+            kind = answer["type"]
+            if kind == "choice":
+                assert row["choice"] == answer["choice"]
+            else:
+                assert row[kind] == pytest.approx(answer[kind], abs=2e-4)
+            assert row["confidence"] == pytest.approx(answer["confidence"], abs=2e-4)
+            assert [row[other] for other in ("choice", "score", "noul") if other != kind] == [None, None]
+            assert sum(json.loads(row["probabilities"]).values()) == pytest.approx(1)
+    assert next(found, None) is None
+    (error,) = warm_service.query(sa.select(row_errors).where(row_errors.c.job_id == job.id))
+    assert (error.row_number, error.row_id, error.code) == (17, "t17", "null_state")
+
+
+def test_each_answer_leads_to_the_batch_and_the_worker_that_made_it(warm_service: Service) -> None:
+    path = write_tickets(warm_service.folder / "trace" / "a.parquet", make_texts(150))
+    job = wait(warm_service, submit(warm_service, path))
+    joined = sa.select(batches, workers.c.versions, workers.c.warmup_s, workers.c.status).join(workers)
+    found = warm_service.query(joined.where(batches.c.job_id == job.id))
+    assert sum(row.sequences for row in found) == 150 * 3
+    for row in found:
+        assert (row.backend, row.device, row.dtype) == ("eager", "cpu", "float32")
+        assert row.tokens <= row.padded_tokens == row.sequences * row.bucket_length <= 2048
+        assert min(row.read_ms, row.tokenise_ms, row.forward_ms, row.decode_ms, row.write_ms) > 0
+        assert row.versions["torch"]
+        assert row.warmup_s > 0
+        assert row.status == "ready"
+    counted = warm_service.query(
+        sa.select(sa.func.count()).select_from(results.join(batches)).where(batches.c.job_id == job.id)
+    )
+    assert counted[0][0] == 450
+    assert count_messages(warm_service.settings) == 0
+
+
+def test_ping_is_answered_while_a_shard_is_scored(warm_service: Service) -> None:
+    path = write_tickets(warm_service.folder / "ping" / "a.parquet", make_texts(1000))
+    job = submit(warm_service, path)
+    warm_service.wait_for(lambda: jobs.get(job.id, settings=warm_service.settings).answers > 0)
+    configure_app(warm_service.settings)
+    (reply,) = app.control.ping(timeout=3.0, limit=1)
+    assert list(reply.values()) == [{"ok": "pong"}]
+    assert not jobs.get(job.id, settings=warm_service.settings).is_finished
+    wait(warm_service, job)
+
+
+def test_cancel_stops_at_the_next_batch_and_keeps_what_is_saved(warm_service: Service) -> None:
+    path = write_tickets(warm_service.folder / "cancel" / "a.parquet", make_texts(1500))
+    job = submit(warm_service, path)
+    warm_service.wait_for(lambda: jobs.get(job.id, settings=warm_service.settings).answers > 0)
+    jobs.cancel(job.id, settings=warm_service.settings)
+    warm_service.wait_for(lambda: jobs.get(job.id, settings=warm_service.settings).is_finished)
+    stopped = jobs.get(job.id, settings=warm_service.settings)
+    assert stopped.status is jobs.JobStatus.CANCELLED
+    assert 0 < stopped.answers < 4500
+    assert len(answered_rows(warm_service, job)) == stopped.answers
+    jobs.retry(job.id, settings=warm_service.settings)
+    assert wait(warm_service, job).answers == 4500
+    assert len(answered_rows(warm_service, job)) == 4500
+
+
+def test_an_urgent_job_overtakes_one_that_waits(warm_service: Service) -> None:
+    path = write_tickets(warm_service.folder / "priority" / "a.parquet", make_texts(1000))
+    nightly = submit(warm_service, path, priority=0)
+    warm_service.wait_for(lambda: jobs.get(nightly.id, settings=warm_service.settings).answers > 0)
+    urgent = wait(warm_service, submit(warm_service, path, priority=9))
+    assert jobs.get(nightly.id, settings=warm_service.settings).shards_done < 10
+    nightly = wait(warm_service, nightly)
+    assert urgent.finished_at is not None
+    assert nightly.finished_at is not None
+    assert urgent.finished_at < nightly.finished_at
+
+
+def test_a_file_that_changes_before_it_is_read_fails_the_job_and_names_it(warm_service: Service) -> None:
+    nightly = submit(warm_service, write_tickets(warm_service.folder / "first" / "a.parquet", make_texts(400)))
+    path = write_tickets(warm_service.folder / "changed" / "a.parquet", make_texts(100))
+    job = submit(warm_service, path)
+    write_tickets(path, make_texts(101))
+    with pytest.raises(jobs.JobFailedError, match=r"changed/a\.parquet: has changed since the job was submitted"):
+        jobs.wait(job.id, timeout_s=TIMEOUT_S, settings=warm_service.settings)
+    wait(warm_service, nightly)
+
+
+def test_a_file_outside_the_workers_roots_is_refused_by_the_worker_too(warm_service: Service, tmp_path: Path) -> None:
+    path = write_tickets(tmp_path / "secret.parquet", make_texts(10))
+    careless = warm_service.settings.model_copy(update={"input_roots": []})
+    job = jobs.submit(
+        path, questions=QUESTIONS, state="text", checkpoint=warm_service.settings.checkpoint, settings=careless
+    )
+    with pytest.raises(jobs.JobFailedError, match="not under an input root"):
+        jobs.wait(job.id, timeout_s=TIMEOUT_S, settings=warm_service.settings)
+
+
+def test_a_question_that_does_not_fit_is_recorded_and_the_others_are_answered(warm_service: Service) -> None:
+    path = write_tickets(warm_service.folder / "unfit" / "a.parquet", make_texts(20))
+    wide = {"type": "choice", "instructions": "Which?", "criteria": [f"option {i}" for i in range(200)]}
+    job = jobs.submit(
+        path,
+        questions={"wide": wide, **QUESTIONS},
+        state="text",
+        checkpoint=warm_service.settings.checkpoint,
+        settings=warm_service.settings,
+    )
+    job = wait(warm_service, job)
+    assert (job.answers, job.row_errors) == (60, 20)
+    found = warm_service.query(sa.select(row_errors).where(row_errors.c.job_id == job.id))
+    assert {(row.question, row.code) for row in found} == {("wide", "question_does_not_fit")}
+    assert "200" in found[0].message
+
+
+def test_a_backend_that_cannot_run_is_recorded_as_the_one_that_ran(warm_service: Service) -> None:
+    path = write_tickets(warm_service.folder / "backend" / "a.parquet", make_texts(10))
+    job = wait(warm_service, submit(warm_service, path, backend="tilelang"))
+    assert {row.backend for row in warm_service.query(sa.select(batches).where(batches.c.job_id == job.id))} == {
+        "eager"
+    }
+
+
+def test_pickled_and_strange_messages_are_refused_and_the_worker_lives_on(warm_service: Service) -> None:
+    queue = warm_service.settings.queue
+    configure_app(warm_service.settings)
+    with redis.Redis.from_url(warm_service.settings.require_broker_url()) as client:
+        app.send_task(SCORE_SHARD, kwargs={"job_id": 1, "shard_id": 1, "file": "/etc/passwd"})
+        envelope = json.loads(client.rpop(queue))
+        client.lpush(queue, json.dumps(envelope))
+        pickled = base64.b64encode(pickle.dumps(print)).decode()
+        evil = {**envelope, "content-type": "application/x-python-serialize", "body": pickled}
+        client.lpush(queue, json.dumps(evil))
+        app.send_task("os.system", args=["true"])
+    path = write_tickets(warm_service.folder / "after" / "a.parquet", make_texts(10))
+    assert wait(warm_service, submit(warm_service, path)).answers == 30
+    assert "message dropped: it is not {job_id, shard_id}" in warm_service.log
+    assert "Refusing to deserialize" in warm_service.log or "ContentDisallowed" in warm_service.log
+
+
+def test_a_message_that_kills_celery_itself_costs_one_restart(service: Service) -> None:
+    service.start_worker()
+    configure_app(service.settings)
+    with redis.Redis.from_url(service.settings.require_broker_url()) as client:
+        app.send_task(SCORE_SHARD, kwargs={"job_id": 1, "shard_id": 1}, countdown=0, priority=9)
+        garbled = {**json.loads(client.rpop(f"{service.settings.queue}\x06\x169")), "body": "not base64"}
+        client.lpush(service.settings.queue, json.dumps(garbled))
+    service.wait_for(lambda: "ended with code" in service.log)
+    assert wait(service, submit(service, write_tickets(service.folder / "a.parquet", make_texts(10)))).answers == 30
+    assert service.log.count("starting a worker") == 2
+
+
+def test_sigterm_gives_the_shard_back_and_another_worker_finishes_it(service: Service) -> None:
+    first = service.start_worker()
+    job = submit(service, write_tickets(service.folder / "in" / "a.parquet", make_texts(1200)))
+    service.wait_for(lambda: jobs.get(job.id, settings=service.settings).answers > 0)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(60) == 0
+    saved = jobs.get(job.id, settings=service.settings).answers
+    assert 0 < saved < 3600
+    states = {row.status for row in service.query(sa.select(shards.c.status).where(shards.c.job_id == job.id))}
+    assert "running" not in states
+    assert [row.status for row in service.query(sa.select(workers.c.status))] == ["stopped"]
+    service.start_worker()
+    assert wait(service, job).answers == 3600
+    rows = answered_rows(service, job)
+    assert len({(row["row_number"], row["question"]) for row in rows}) == len(rows) == 3600
+    assert max(row.failures for row in service.query(sa.select(shards.c.failures))) == 0
+
+
+def test_a_killed_workers_shard_is_finished_by_its_successor_at_once(service: Service) -> None:
+    service.settings = service.settings.model_copy(update={"lease_s": 600.0})
+    service.start_worker()
+    job = submit(service, write_tickets(service.folder / "in" / "a.parquet", make_texts(1200)))
+    service.wait_for(lambda: jobs.get(job.id, settings=service.settings).answers > 0)
+    (pid,) = [row.pid for row in service.query(sa.select(workers.c.pid))]
+    os.kill(pid, signal.SIGKILL)
+    started = time.monotonic()
+    assert wait(service, job).answers == 3600
+    assert time.monotonic() - started < 100
+    rows = answered_rows(service, job)
+    assert len({(row["row_number"], row["question"]) for row in rows}) == len(rows) == 3600
+
+
+def test_shards_whose_messages_were_lost_are_sent_again(service: Service) -> None:
+    job = submit(service, write_tickets(service.folder / "in" / "a.parquet", make_texts(250)))
+    with redis.Redis.from_url(service.settings.require_broker_url()) as client:
+        lists = [key for key in client.keys(f"{service.settings.queue}*") if client.type(key) == b"list"]
+        assert sum(client.llen(key) for key in lists) == 3
+        client.delete(*lists)
+    service.start_worker(resend_s=1.0)
+    assert wait(service, job).answers == 750
+
+
+def test_a_submit_without_a_broker_leaves_nothing_and_succeeds_when_repeated(service: Service) -> None:
+    path = write_tickets(service.folder / "in" / "a.parquet", make_texts(10))
+    down = jobs.load_settings(
+        **{**service.settings.model_dump(exclude_unset=True), "broker_url": "redis://:hunter2@127.0.0.1:1/0"}
+    )
+    asked: dict[str, Any] = {
+        "questions": QUESTIONS,
+        "state": "text",
+        "checkpoint": service.settings.checkpoint,
+        "idempotency_key": "nightly-1",
+    }
+    with pytest.raises(jobs.BrokerError, match=r"redis://:\*\*\*@127.0.0.1:1/0 cannot be used") as raised:
+        jobs.submit(path, settings=down, **asked)
+    assert "hunter2" not in str(raised.value)
+    assert jobs.list_jobs(settings=service.settings) == []
+    job = jobs.submit(path, settings=service.settings, **asked)
+    assert jobs.submit(path, settings=service.settings, **asked).id == job.id
+    assert count_messages(service.settings) == 1
+
+
+def test_a_worker_that_cannot_boot_says_why_and_takes_no_message(service: Service) -> None:
+    job = submit(service, write_tickets(service.folder / "in" / "a.parquet", make_texts(10)))
+    process = service.launch("--no-restart", checkpoint=str(service.folder / "nothing"))
+    assert process.wait(60) != 0
+    (row,) = service.query(sa.select(workers))
+    assert row.status == "failed"
+    assert "nothing" in row.error
+    assert count_messages(service.settings) == 1
+    assert jobs.get(job.id, settings=service.settings).status is jobs.JobStatus.QUEUED
+
+
+def test_a_worker_without_input_roots_does_not_start(service: Service) -> None:
+    process = service.launch(input_roots=[])
+    assert process.wait(60) == 1
+    assert "set LAYA_BATCH_INPUT_ROOTS" in service.log

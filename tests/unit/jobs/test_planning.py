@@ -1,0 +1,170 @@
+import datetime
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.errors import InputError
+from jobs.planning import InputFile, check_root, divide_rows, find_files, plan_shards
+from schemas.job import JobSpec
+
+QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}
+
+
+def spec(*inputs: object, state: tuple[str, ...] = ("text",), row_id: str | None = None) -> JobSpec:
+    return JobSpec(inputs=[str(name) for name in inputs], questions=QUESTIONS, state=list(state), row_id=row_id)
+
+
+def write(path: Path, columns: dict[str, Any] | None = None, row_group_size: int | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table(columns if columns is not None else {"text": ["a", "b", "c"], "id": [1, 2, 3]})
+    pq.write_table(table, path, row_group_size=row_group_size)
+    return path
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 60), st.integers(0, 1000))
+def test_shards_hold_every_row_exactly_once_in_order(row_counts: list[int], rows_per_shard: int, first: int) -> None:
+    plans = divide_rows(InputFile("/f", 1, "m"), row_counts, rows_per_shard, first)
+    rows = [(group, row) for group, count in enumerate(row_counts) for row in range(count)]
+    planned = []
+    for plan in plans:
+        held = [(group, row) for group in plan.row_groups for row in range(row_counts[group])]
+        assert plan.first_row_number == first + len(planned)
+        assert plan.row_offset < row_counts[plan.row_groups[0]]
+        planned += held[plan.row_offset : plan.row_offset + plan.rows]
+        assert held[plan.row_offset + plan.rows - 1][0] == plan.row_groups[-1]
+    assert planned == rows
+    assert all(plan.rows == rows_per_shard for plan in plans[:-1])
+
+
+def test_files_folders_globs_lists_and_urls_are_found(tmp_path: Path) -> None:
+    b, a = write(tmp_path / "in" / "b.parquet"), write(tmp_path / "in" / "deep" / "a.parquet")
+    write(tmp_path / "in" / "_temporary" / "x.parquet")
+    write(tmp_path / "in" / ".hidden.parquet")
+    (tmp_path / "in" / "notes.txt").write_text("no")
+    both = [str(b), str(a)]
+    assert [file.name for file in find_files([str(b), str(a)])] == both
+    assert [file.name for file in find_files([str(tmp_path / "in")])] == both
+    assert [file.name for file in find_files([str(tmp_path / "in" / "**" / "[ab].parquet")])] == both
+    assert [file.name for file in find_files([f"file://{b}"])] == [f"file://{b}"]
+    assert sorted(file.name for file in find_files([f"file://{tmp_path}/in/*.parquet"]))[-1] == f"file://{b}"
+
+
+def test_row_numbers_run_on_from_file_to_file(tmp_path: Path) -> None:
+    write(tmp_path / "1.parquet", {"text": list("abcde")}, row_group_size=2)
+    write(tmp_path / "2.parquet", {"text": list("fg")})
+    plans = plan_shards(spec(tmp_path), 3, [])
+    assert [(plan.first_row_number, plan.rows, plan.row_groups, plan.row_offset) for plan in plans] == [
+        (0, 3, [0, 1], 0),
+        (3, 2, [1, 2], 1),
+        (5, 2, [0], 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "state", "row_id", "problem"),
+    [
+        ({"body": ["a"]}, ("text",), None, "no column 'text'; it has body"),
+        ({"text": ["a"]}, ("text",), "id", "no column 'id'"),
+        ({"text": [1]}, ("text",), None, "column 'text' is int64; a state is text"),
+        ({"text": [b"a"]}, ("text",), None, "column 'text' is binary; a state is text"),
+        ({"text": [[1]]}, ("text",), None, "a state is text, or a list of turns"),
+        ({"text": ["a"], "raw": [b"a"]}, ("text", "raw"), None, "column 'raw' is binary; bytes are no JSON"),
+        ({"text": ["a"], "id": [0.5]}, ("text",), "id", "row id column 'id' is double"),
+        ({"text": pa.array([], pa.string())}, ("text",), None, "has no rows"),
+    ],
+)
+def test_a_file_that_cannot_be_scored_is_refused_by_name(
+    tmp_path: Path, columns: dict[str, Any], state: tuple[str, ...], row_id: str | None, problem: str
+) -> None:
+    file = write(tmp_path / "bad.parquet", columns)
+    with pytest.raises(InputError, match=r"bad\.parquet") as raised:
+        plan_shards(spec(file, state=state, row_id=row_id), 10, [])
+    assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"text": ["a", None]},
+        {"text": pa.array(["a"], pa.large_string())},
+        {"text": pa.array(["a", "a"]).dictionary_encode()},
+        {"text": [["hello", "world"]]},
+        {"text": [[{"role": "user", "content": "hi"}]]},
+    ],
+)
+def test_text_and_conversations_are_states(tmp_path: Path, columns: dict[str, Any]) -> None:
+    assert plan_shards(spec(write(tmp_path / "f.parquet", columns)), 10, [])[0].rows == len(columns["text"])
+
+
+def test_several_columns_make_an_object_of_any_types_but_bytes(tmp_path: Path) -> None:
+    columns = {"subject": ["a"], "day": [datetime.date(2026, 1, 2)], "tags": [["x"]]}
+    assert plan_shards(spec(write(tmp_path / "f.parquet", columns), state=tuple(columns)), 10, [])
+
+
+def test_files_whose_columns_differ_are_refused_with_both_names(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", {"text": ["a"], "id": ["x"]})
+    write(tmp_path / "b.parquet", {"text": ["a"], "id": [7]})
+    with pytest.raises(InputError, match=r"b\.parquet: columns differ from .*a\.parquet: id is int64, not string"):
+        plan_shards(spec(tmp_path, row_id="id"), 10, [])
+
+
+def test_other_columns_may_differ(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", {"text": ["a"], "x": [1]})
+    write(tmp_path / "b.parquet", {"text": ["a"], "x": ["1"]})
+    assert len(plan_shards(spec(tmp_path), 10, [])) == 2
+
+
+def test_missing_empty_and_broken_inputs_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 but no more")
+    (tmp_path / "zero.parquet").touch()
+    cases = {
+        tmp_path / "none.parquet": "no such file or folder",
+        tmp_path / "empty": "no Parquet file there",
+        tmp_path / "*.csv": "no Parquet file there",
+        tmp_path / "broken.parquet": "is not a readable Parquet file",
+        tmp_path / "zero.parquet": "is not a readable Parquet file",
+        f"file://{tmp_path}/none.parquet": "cannot be read",
+        "nosuch://host/file": "cannot be opened",
+    }
+    for name, problem in cases.items():
+        with pytest.raises(InputError, match=problem) as raised:
+            plan_shards(spec(name), 10, [])
+        assert str(name) in str(raised.value)
+
+
+def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="named twice"):
+        find_files([str(file), str(tmp_path)])
+
+
+def test_a_url_with_a_secret_is_refused_without_showing_it() -> None:
+    with pytest.raises(InputError, match="holds a secret") as raised:
+        find_files(["s3://key:hunter2@bucket/a.parquet"])
+    assert "hunter2" not in str(raised.value)
+
+
+def test_roots_hold_against_parent_folders_and_symlinks(tmp_path: Path) -> None:
+    inside, outside = write(tmp_path / "in" / "a.parquet"), write(tmp_path / "out" / "b.parquet")
+    link = tmp_path / "in" / "link.parquet"
+    link.symlink_to(outside)
+    root = str(tmp_path / "in")
+    check_root(str(inside), [root])
+    check_root("s3://bucket/data/x.parquet", ["s3://bucket/data/"])
+    for name in (
+        str(outside),
+        str(link),
+        os.path.join(root, "..", "out", "b.parquet"),  # noqa: PTH118
+        f"{root}-2/a.parquet",
+        "s3://bucket/data-2/x.parquet",
+        "s3://bucket/data/../x.parquet",
+    ):
+        with pytest.raises(InputError, match="not under an input root"):
+            check_root(name, [root, "s3://bucket/data"])

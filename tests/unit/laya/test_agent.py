@@ -1,0 +1,154 @@
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import laya
+from laya.packing import bucket_length
+
+QUESTIONS: dict[str, Any] = {
+    "topic": {"type": "choice", "instructions": "Which?", "criteria": {"a": "x", "b": None, 3: "z"}},
+    "level": {"type": "score", "instructions": "How?", "criteria": ["low", {"mid": 1}, "high"]},
+    "holds": {"type": "noul", "instructions": "Is it?"},
+}
+STATES: list[Any] = [
+    "one",
+    {"two": 2},
+    ["three", "four"],
+    "",
+    "long " * 300,
+    "日本語 😀",
+    *(f"state {i}" for i in range(20)),
+]
+
+
+def test_a_reply_has_the_published_form(agent: laya.Agent) -> None:
+    reply = agent.predict("long " * 300, QUESTIONS)
+    assert list(reply) == ["model", "answers", "usage"]
+    assert reply["model"] == "laya-rl-agent"
+    answers, usage = reply["answers"], reply["usage"]
+    assert list(answers) == ["topic", "level", "holds"]
+    common = ["confidence", "answer_confidence", "action"]
+    assert list(answers["topic"]) == ["type", "choice", "probabilities", *common]
+    assert list(answers["topic"]["probabilities"]) == ["a", "b", 3]
+    assert list(answers["level"]) == ["type", "score", "legend", "probabilities", *common]
+    assert answers["level"]["legend"] == {"0": "low", "1": '{"mid": 1}', "2": "high"}
+    assert list(answers["holds"]) == ["type", "noul", *common]
+    assert usage["input_tokens"] == 3 * agent.checkpoint.max_len
+    assert usage["output_tokens"] == 0
+    assert usage["truncated"] is True
+    assert usage["truncated_questions"] == ["topic", "level", "holds"]
+    assert usage["state_tokens"] > usage["state_tokens_dropped"] > 0
+    numbers = [answers["holds"]["noul"], answers["level"]["score"], *answers["topic"]["probabilities"].values()]
+    assert all(type(number) is float and round(number, 4) == number for number in numbers)
+    json.dumps(reply)
+
+
+@pytest.mark.parametrize(("batch_size", "sort_by_length"), [(None, False), (1, True), (3, True), (4, False)])
+def test_batching_changes_no_answer_and_keeps_the_order(
+    agent: laya.Agent, batch_size: int | None, sort_by_length: bool
+) -> None:
+    expected = [agent.predict(state, QUESTIONS) for state in STATES]
+    found = agent.predict_batch(STATES, QUESTIONS, batch_size=batch_size, sort_by_length=sort_by_length)
+    for ours, alone in zip(found, expected, strict=True):
+        assert ours["usage"] == alone["usage"]
+        for name, answer in alone["answers"].items():
+            for key in ("noul", "score", "confidence", "answer_confidence"):
+                if key in answer:
+                    assert ours["answers"][name][key] == pytest.approx(answer[key], abs=2e-4)
+
+
+def test_no_states_give_no_replies(agent: laya.Agent) -> None:
+    assert agent.predict_batch([], QUESTIONS) == []
+
+
+def test_the_stages_give_columns_at_full_precision(agent: laya.Agent) -> None:
+    prepared = agent.prepare(QUESTIONS)
+    wanted = np.zeros((len(STATES), 3), dtype=bool)
+    wanted[2, 1] = wanted[5, 2] = True
+    encoded = agent.encode(STATES, prepared, wanted)
+    (batch,) = agent.pack(encoded)
+    assert batch.bucket_length == bucket_length(int(encoded.lengths.max()), agent.checkpoint.max_len)
+    answers = agent.decode(prepared, encoded, batch, agent.forward(encoded, batch))
+    order = np.argsort(answers.state_index)
+    assert answers.state_index[order].tolist() == [2, 5]
+    assert answers.question_index[order].tolist() == [1, 2]
+    reply = agent.predict(STATES[5], QUESTIONS)["answers"]["holds"]
+    assert answers.noul[order][1] == pytest.approx(reply["noul"], abs=1e-4)
+    assert answers.probabilities.dtype == np.float64
+
+
+def test_a_bad_state_or_question_is_refused_by_place(agent: laya.Agent) -> None:
+    with pytest.raises(laya.StateError, match="state 1: the state is null"):
+        agent.predict_batch(["a", None], QUESTIONS)
+    with pytest.raises(laya.QuestionError, match="question 'q'"):
+        agent.predict("a", {"q": {"type": "noul"}})
+
+
+def test_threads_share_an_agent(agent: laya.Agent) -> None:
+    expected = agent.predict_batch(STATES, QUESTIONS)
+    found: list[Any] = [None] * 6
+
+    def work(place: int) -> None:
+        found[place] = agent.predict_batch(STATES, QUESTIONS)
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(found))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(replies == expected for replies in found)
+
+
+def test_warm_up_runs_every_shape_that_packing_can_emit(agent: laya.Agent) -> None:
+    shapes = agent.warmup_shapes()
+    assert [length for _, length in shapes] == [128, 112, 96, 80, 64, 48, 32, 16]
+    agent.warmup()
+    agent.warmup([(2, 32, 5), (1, 16)])
+    with pytest.raises(RuntimeError):
+        agent.warmup([(1, 4096)])
+
+
+def test_load_takes_limits_calibration_and_digests(checkpoint_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps({"temperature": [5, 5, 5], "temperature_by_options": {}}))
+    agent = laya.load(checkpoint_path, device="cpu", calibration=file, max_len=64, head_max_len=40)
+    assert agent.temperatures.of("choice", 3) == 5.0
+    assert (agent.checkpoint.max_len, agent.checkpoint.head_max_len) == (64, 40)
+    assert agent.predict("long " * 100, QUESTIONS)["usage"]["input_tokens"] == 3 * 64
+    with pytest.raises(laya.CheckpointError, match="sha256"):
+        laya.load(checkpoint_path, expected_sha256={"model.safetensors": "00"})
+
+
+def test_bf16_on_a_cpu_is_opt_in(checkpoint_path: Path, agent: laya.Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agent.dtype == torch.float32
+    monkeypatch.setenv("LAYA_CPU_AMP", "bf16")
+    low = laya.load(checkpoint_path, device="cpu")
+    assert low.dtype == torch.bfloat16
+    ours, theirs = (a.predict_batch(STATES, QUESTIONS) for a in (low, agent))
+    differences = [
+        abs(x["answers"]["holds"]["noul"] - y["answers"]["holds"]["noul"]) for x, y in zip(ours, theirs, strict=True)
+    ]
+    assert max(differences) < 0.1
+
+
+def test_importing_laya_reads_no_environment_and_loads_no_transformers() -> None:
+    program = "import sys, laya; print(sorted({'transformers', 'jobs', 'worker', 'schemas'} & set(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"LAYA_CPU_AMP": "x"}
+    )
+    assert run.stdout.strip() == "[]"
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(laya.__all__) == laya.__all__
+    assert {"Agent", "load", "PackingLimits", "LayaError", "Answers", "Logits", "Batch", "Checkpoint"} <= set(
+        laya.__all__
+    )
+    assert all(hasattr(laya, name) for name in laya.__all__)

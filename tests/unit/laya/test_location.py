@@ -1,0 +1,88 @@
+import os
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+import laya
+from laya.errors import CheckpointError
+from laya.location import REQUIRED_FILES, find_checkpoint
+from tests.checkpoints import make_checkpoint
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Hub cache laid out as the Hub's client does, offline and read-only: snapshots of links to blobs."""
+    repository = tmp_path / "hub" / "models--convaiinnovations--laya"
+    snapshot, blobs = repository / "snapshots" / COMMIT, repository / "blobs"
+    blobs.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    for number, subfolder in enumerate(("", "multilingual", "typed-decisions")):
+        source = make_checkpoint(tmp_path / f"source{number}")
+        for file in REQUIRED_FILES:
+            blob = blobs / f"{number}-{file.replace('/', '-')}"
+            (source / file).rename(blob)
+            blob.chmod(0o444)
+            link = snapshot / subfolder / file
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(blob, link.parent))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return snapshot
+
+
+def listing(folder: Path) -> dict[Path, int]:
+    return {path: path.lstat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "subfolder"),
+    [
+        ("english", "english", ""),
+        ("EN", "english", ""),
+        ("laya", "english", ""),
+        ("default", "english", ""),
+        ("convaiinnovations/laya", "convaiinnovations/laya", ""),
+        ("multilingual", "multilingual", "multilingual"),
+        ("multi", "multilingual", "multilingual"),
+        ("ml", "multilingual", "multilingual"),
+        ("convaiinnovations/laya/multilingual", "convaiinnovations/laya/multilingual", "multilingual"),
+        ("typed", "typed-decisions", "typed-decisions"),
+        ("decisions", "typed-decisions", "typed-decisions"),
+    ],
+)
+def test_a_name_leads_to_its_snapshot(hub: Path, name: str, known: str, subfolder: str) -> None:
+    location = find_checkpoint(name)
+    assert (location.name, location.path, location.revision) == (known, hub / subfolder, COMMIT)
+
+
+def test_an_agent_loads_from_a_snapshot_and_writes_nothing_into_it(hub: Path) -> None:
+    before = listing(hub.parents[1])
+    agent = laya.load("multilingual", device="cpu", revision="main")
+    assert agent.predict("a state", {"q": {"type": "noul", "instructions": "Is it?"}})["answers"]["q"]["type"] == "noul"
+    assert agent.checkpoint.revision == COMMIT
+    assert listing(hub.parents[1]) == before
+
+
+def test_a_folder_needs_no_hub(tmp_path: Path) -> None:
+    location = find_checkpoint(tmp_path)
+    assert (location.path, location.revision) == (tmp_path.resolve(), None)
+
+
+def test_a_folder_has_no_revision(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="a folder has no revision"):
+        find_checkpoint(tmp_path, "main")
+
+
+@pytest.mark.parametrize("name", ["no-such-name", "owner/../x", "./missing/folder", ""])
+def test_what_is_neither_name_folder_nor_hub_id_is_refused(hub: Path, name: str) -> None:
+    with pytest.raises(CheckpointError):
+        find_checkpoint(name)
+
+
+def test_a_repository_that_is_not_cached_offline_is_named(hub: Path) -> None:
+    with pytest.raises(CheckpointError, match="someone/other: not in the local Hub cache"):
+        find_checkpoint("someone/other")

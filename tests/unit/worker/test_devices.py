@@ -1,0 +1,64 @@
+import stat
+from pathlib import Path
+
+import pytest
+
+from worker.devices import list_devices, parse_devices, pin_environment
+
+TWO_GPUS = """GPU 0: NVIDIA H200 (UUID: GPU-11111111-aaaa-bbbb-cccc-000000000000)
+GPU 1: NVIDIA H200 (UUID: GPU-22222222-aaaa-bbbb-cccc-000000000000)
+"""
+SLICED = """GPU 0: NVIDIA H100 (UUID: GPU-11111111-aaaa-bbbb-cccc-000000000000)
+  MIG 3g.40gb     Device  0: (UUID: MIG-aaaaaaaa-1111-5555-9999-000000000000)
+  MIG 3g.40gb     Device  1: (UUID: MIG-bbbbbbbb-1111-5555-9999-000000000000)
+GPU 1: NVIDIA H100 (UUID: GPU-22222222-aaaa-bbbb-cccc-000000000000)
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver tool that lists two GPUs."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{TWO_GPUS}END\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_a_gpu_is_named_by_its_uuid_and_a_sliced_one_by_its_slices() -> None:
+    assert [device[:12] for device in parse_devices(TWO_GPUS)] == ["GPU-11111111", "GPU-22222222"]
+    assert [device[:12] for device in parse_devices(SLICED)] == ["MIG-aaaaaaaa", "MIG-bbbbbbbb", "GPU-22222222"]
+    assert parse_devices("No devices found.\n") == []
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, ["GPU-1", "GPU-2"]),
+        ("1", ["GPU-2"]),
+        ("1,0", ["GPU-2", "GPU-1"]),
+        ("GPU-2222", ["GPU-2"]),
+        ("0,7,1", ["GPU-1"]),
+        ("", ["cpu"]),
+        ("-1", ["cpu"]),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[str]
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [device[:5] for device in list_devices()] == expected
+
+
+def test_a_machine_without_a_driver_has_one_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert list_devices() == ["cpu"]
+
+
+def test_a_gpu_is_pinned_before_python_starts_and_a_cpu_needs_nothing() -> None:
+    assert pin_environment("GPU-1") == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
+    assert pin_environment("cpu") == {}

@@ -1,0 +1,118 @@
+import datetime
+import decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.errors import InputError
+from jobs.planning import plan_shards
+from schemas.job import Claim, JobSpec
+from worker.reader import Window, read_windows
+
+QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}
+
+
+def claims(path: Path, state: list[str], row_id: str | None = None, rows_per_shard: int = 1000) -> list[Claim]:
+    spec = JobSpec(inputs=[str(path)], questions=QUESTIONS, state=state, row_id=row_id)
+    return [Claim(1, n, 1, 0, spec, plan) for n, plan in enumerate(plan_shards(spec, rows_per_shard, []))]
+
+
+def read(path: Path, state: list[str], row_id: str | None = None) -> Window:
+    (claim,) = claims(path, state, row_id)
+    (window,) = read_windows(claim, [], 1000)
+    return window
+
+
+def write(path: Path, columns: dict[str, Any], row_group_size: int | None = None) -> Path:
+    pq.write_table(pa.table(columns), path, row_group_size=row_group_size)
+    return path
+
+
+@pytest.mark.parametrize(("row_group_size", "rows_per_shard", "rows_per_window"), [(3, 4, 2), (100, 7, 100), (1, 5, 3)])
+def test_shards_together_read_every_row_once(
+    tmp_path: Path, row_group_size: int, rows_per_shard: int, rows_per_window: int
+) -> None:
+    texts = [f"text {i}" for i in range(23)]
+    path = write(tmp_path / "a.parquet", {"text": texts, "id": list(range(23))}, row_group_size)
+    windows = [
+        window
+        for claim in claims(path, ["text"], "id", rows_per_shard)
+        for window in read_windows(claim, [], rows_per_window)
+    ]
+    assert [state for window in windows for state in window.states] == texts
+    assert [number for window in windows for number in window.row_numbers] == list(range(23))
+    assert [row_id for window in windows for row_id in window.row_ids] == [str(i) for i in range(23)]
+
+
+def test_a_null_state_is_an_error_of_its_row_alone(tmp_path: Path) -> None:
+    window = read(
+        write(tmp_path / "a.parquet", {"text": ["a", None, "", "d"], "id": ["w", "x", None, "z"]}), ["text"], "id"
+    )
+    assert window.states == ["a", "", "d"]
+    assert window.row_numbers == [0, 2, 3]
+    assert window.row_ids == ["w", None, "z"]
+    (error,) = window.errors
+    assert (error.row_number, error.question, error.row_id, error.code) == (1, "*", "x", "null_state")
+
+
+def test_text_that_is_not_utf8_is_an_error_of_its_row_alone(tmp_path: Path) -> None:
+    raw = pa.array([b"good", b"\xff\xfe", "süß".encode()], pa.binary())
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())}), path)
+    window = read(path, ["text"])
+    assert window.states == ["good", "süß"]
+    assert [(error.row_number, error.code) for error in window.errors] == [(1, "not_text")]
+
+
+def test_conversations_keep_their_turns(tmp_path: Path) -> None:
+    turns = [[{"role": "user", "content": "hi"}, {"role": "bot", "content": "hello"}], None, [], [None]]
+    window = read(write(tmp_path / "a.parquet", {"chat": turns}), ["chat"])
+    assert window.states == [turns[0]]
+    assert [(error.row_number, error.code) for error in window.errors] == [
+        (1, "null_state"),
+        (2, "empty_state"),
+        (3, "null_turn"),
+    ]
+
+
+def test_several_columns_make_one_json_object_in_the_order_asked(tmp_path: Path) -> None:
+    columns = {
+        "day": pa.array([datetime.date(2026, 1, 2), None]),
+        "price": pa.array([decimal.Decimal("1.50"), None]),
+        "load": pa.array([float("nan"), None]),
+        "tags": pa.array([["a", "b"], None]),
+    }
+    window = read(write(tmp_path / "a.parquet", columns), ["tags", "day", "price", "load"])
+    assert window.states == [{"tags": ["a", "b"], "day": "2026-01-02", "price": "1.50", "load": None}]
+    assert list(window.states[0]) == ["tags", "day", "price", "load"]
+    assert window.errors[0].message == "all of tags, day, price, load are null"
+
+
+def test_a_file_that_changed_or_went_since_the_job_was_made_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"text": ["a"]})
+    (claim,) = claims(path, ["text"])
+    write(path, {"text": ["b", "c"]})
+    with pytest.raises(InputError, match=r"a\.parquet: has changed since the job was submitted"):
+        list(read_windows(claim, [], 10))
+    path.unlink()
+    with pytest.raises(InputError, match=r"a\.parquet: no such file"):
+        list(read_windows(claim, [], 10))
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"text": ["a", "b"]})
+    (claim,) = claims(path, ["text"])
+    windows = read_windows(claim, [], 1)
+    next(windows)
+    path.touch()
+    with pytest.raises(InputError, match="has changed"):
+        list(windows)
+
+
+def test_a_file_outside_the_roots_is_not_opened(tmp_path: Path) -> None:
+    (claim,) = claims(write(tmp_path / "a.parquet", {"text": ["a"]}), ["text"])
+    with pytest.raises(InputError, match="not under an input root"):
+        list(read_windows(claim, [str(tmp_path / "elsewhere")], 10))
