@@ -23,6 +23,9 @@ check: .venv/installed       ## format, lint, types, import rules
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 
+demo-checkpoint: .venv/installed   ## train the demo's checkpoint again, some minutes on a CPU
+	$(BIN)/python examples/demo/train.py
+
 format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

@@ -17,7 +17,10 @@ from schemas.job import MAX_PRIORITY, JobSpec
 from schemas.question import check_questions, read_questions
 
 _SEND_CHUNK_SHARDS = 1000
-_CHECKPOINT_FILES = ("rl_agent_config.json", "model.safetensors", "encoder/config.json", "tokenizer/tokenizer.json")
+_CHECKPOINT_FILES = (
+    *("rl_agent_config.json", "model.safetensors", "encoder/config.json"),
+    *("tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"),
+)
 
 
 def build_spec(**asked: Any) -> JobSpec:

@@ -42,6 +42,14 @@ def wait(service: Service, job: jobs.JobInfo) -> jobs.JobInfo:
         pytest.fail(service.log[-4000:])
 
 
+def make_envelope(service: Service, client: redis.Redis, **message: Any) -> dict[str, Any]:
+    """What Celery puts into Redis for a message, taken from a queue that no worker reads."""
+    configure_app(service.settings)
+    spare = f"{service.settings.queue}-spare"
+    app.send_task(SCORE_SHARD, kwargs=message, queue=spare)
+    return dict(json.loads(client.rpop(spare)))
+
+
 def answered_rows(service: Service, job: jobs.JobInfo) -> list[dict[str, Any]]:
     return list(jobs.results(job.id, settings=service.settings).read_all().to_pylist())
 
@@ -179,10 +187,8 @@ def test_a_backend_that_cannot_run_is_recorded_as_the_one_that_ran(warm_service:
 
 def test_pickled_and_strange_messages_are_refused_and_the_worker_lives_on(warm_service: Service) -> None:
     queue = warm_service.settings.queue
-    configure_app(warm_service.settings)
     with redis.Redis.from_url(warm_service.settings.require_broker_url()) as client:
-        app.send_task(SCORE_SHARD, kwargs={"job_id": 1, "shard_id": 1, "file": "/etc/passwd"})
-        envelope = json.loads(client.rpop(queue))
+        envelope = make_envelope(warm_service, client, job_id=1, shard_id=1, file="/etc/passwd")
         client.lpush(queue, json.dumps(envelope))
         pickled = base64.b64encode(pickle.dumps(print)).decode()
         evil = {**envelope, "content-type": "application/x-python-serialize", "body": pickled}
@@ -196,10 +202,8 @@ def test_pickled_and_strange_messages_are_refused_and_the_worker_lives_on(warm_s
 
 def test_a_message_that_kills_celery_itself_costs_one_restart(service: Service) -> None:
     service.start_worker()
-    configure_app(service.settings)
     with redis.Redis.from_url(service.settings.require_broker_url()) as client:
-        app.send_task(SCORE_SHARD, kwargs={"job_id": 1, "shard_id": 1}, countdown=0, priority=9)
-        garbled = {**json.loads(client.rpop(f"{service.settings.queue}\x06\x169")), "body": "not base64"}
+        garbled = {**make_envelope(service, client, job_id=1, shard_id=1), "body": "not base64"}
         client.lpush(service.settings.queue, json.dumps(garbled))
     service.wait_for(lambda: "ended with code" in service.log)
     assert wait(service, submit(service, write_tickets(service.folder / "a.parquet", make_texts(10)))).answers == 30

@@ -1,0 +1,166 @@
+"""The command line as a user types it, on the embedded defaults: no server is configured."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+import yaml
+
+from schemas.tables import jobs as jobs_table
+from schemas.tables import results
+from tests.integration.service import QUESTIONS, make_texts, write_tickets
+
+COMMAND = str(Path(sys.executable).with_name("laya-batch"))
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A user's folder with tickets, questions and an empty data folder."""
+    (tmp_path / "triage.yaml").write_text(yaml.safe_dump(QUESTIONS, sort_keys=False))
+    write_tickets(tmp_path / "tickets.parquet", [*make_texts(150), None])
+    return tmp_path
+
+
+@pytest.fixture
+def cli(home: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("LAYA_BATCH_DATA_DIR", str(home / "data"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*arguments: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run([COMMAND, *arguments], cwd=home, capture_output=True, text=True, timeout=180, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return call
+
+
+def run_arguments(checkpoint: Path) -> list[str]:
+    asked = ("tickets.parquet", "--questions", "triage.yaml", "--state", "text", "--row-id", "ticket")
+    return ["run", *asked, "--checkpoint", str(checkpoint), "--name", "try"]
+
+
+def test_one_command_scores_a_file_and_the_others_show_what_came_out(
+    cli: Cli, home: Path, tiny_checkpoint: Path
+) -> None:
+    shown = cli(*run_arguments(tiny_checkpoint)).stdout
+    for expected in (
+        "refund",
+        "anger",
+        "team",
+        "billing",
+        "level 1",
+        "null_state",
+        "eager on cpu",
+        "rows/s",
+        "padding",
+    ):
+        assert expected in shown
+    assert f"database: sqlite:///{home}/data/laya-batch.db" in shown
+    assert "try" in cli("list").stdout
+    status = json.loads(cli("status", "1", "--json").stdout)
+    assert (status["status"], status["rows"], status["answers"], status["row_errors"]) == ("succeeded", 151, 450, 1)
+    assert "succeeded" in cli("status", "1").stdout
+    assert "t0" in cli("results", "1", "--limit", "3").stdout
+    rows = [json.loads(line) for line in cli("results", "1", "--limit", "4", "--json").stdout.splitlines()]
+    assert [row["row_id"] for row in rows] == ["t0", "t0", "t0", "t1"]
+    assert set(rows[2]["probabilities"]) == {"billing", "tech"} or set(rows[1]["probabilities"])
+    assert "450 answers written to scores.parquet" in cli("export", "1", "scores.parquet").stdout
+    assert pq.read_table(home / "scores.parquet").num_rows == 450
+    assert not list(home.glob("*.partial"))
+    assert "Answers" in cli("watch", "1").stdout
+    assert "cannot go from succeeded" in cli("cancel", "1", code=1).stderr
+
+
+def test_ctrl_c_leaves_a_job_that_run_resumes(cli: Cli, home: Path, tiny_checkpoint: Path) -> None:
+    write_tickets(home / "tickets.parquet", make_texts(3000))
+    environment = {**os.environ, "LAYA_BATCH_MAX_BATCH_TOKENS": "1024", "LAYA_BATCH_ROWS_PER_SHARD": "500"}
+    running = subprocess.Popen(
+        [COMMAND, *run_arguments(tiny_checkpoint)], cwd=home, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    engine = sa.create_engine(f"sqlite:///{home / 'data' / 'laya-batch.db'}")
+
+    def count(statement: sa.Select[tuple[int]]) -> int:
+        try:
+            with engine.connect() as connection:
+                return connection.scalar(statement) or 0
+        except sa.exc.OperationalError:
+            return 0
+
+    deadline = time.monotonic() + 90
+    saved = sa.select(sa.func.count()).select_from(results)
+    while count(saved) == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, error = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "laya-batch run --resume 1" in error
+    before = count(saved)
+    assert 0 < before < 9000
+    shown = cli("run", "--resume", "1").stdout
+    assert "job 1 succeeded" in shown
+    assert count(saved) == 9000
+    assert count(sa.select(sa.func.count()).select_from(jobs_table)) == 1
+    assert "nothing to resume" in cli("run", "--resume", "1", code=1).stderr
+    engine.dispose()
+
+
+def test_a_checkpoint_that_cannot_be_loaded_ends_the_run_with_the_reason(
+    cli: Cli, home: Path, tiny_checkpoint: Path
+) -> None:
+    broken = Path(shutil.copytree(tiny_checkpoint, home / "broken"))
+    (broken / "encoder" / "config.json").write_text("{}")
+    error = cli(*run_arguments(broken), code=1).stderr
+    assert "the worker ended" in error
+    assert "encoder/config.json" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ["run", "none.parquet", "--questions", "triage.yaml", "--state", "text"],
+            "none.parquet: no such file or folder",
+        ),
+        (["run", "tickets.parquet", "--questions", "none.yaml", "--state", "text"], "none.yaml: 1 problem(s)"),
+        (
+            ["run", "tickets.parquet", "--questions", "triage.yaml", "--state", "body"],
+            "no column 'body'; it has ticket, text",
+        ),
+        (
+            ["run", "tickets.parquet", "--questions", "triage.yaml", "--state", "text", "--backend", "fast"],
+            "backend: Input should be 'auto', 'eager'",
+        ),
+        (
+            ["run", "tickets.parquet", "--questions", "triage.yaml", "--state", "text", "--checkpoint", "./none"],
+            "checkpoint ./none: no such folder",
+        ),
+        (["submit", "tickets.parquet", "--questions", "triage.yaml", "--state", "text"], "LAYA_BATCH_BROKER_URL"),
+        (["worker"], "LAYA_BATCH_BROKER_URL"),
+        (["status", "7"], "there is no job 7; `laya-batch list` shows the jobs"),
+        (["export", "7", "x.parquet"], "there is no job 7"),
+    ],
+)
+def test_a_mistake_is_one_clear_message_and_queues_nothing(cli: Cli, arguments: list[str], problem: str) -> None:
+    error = cli(*arguments, code=1).stderr
+    assert problem in error
+    assert "Traceback" not in error
+    assert cli("list").stdout.count("│") == 0
+
+
+def test_submitting_imports_no_model_code() -> None:
+    check = (
+        "import sys, jobs, jobs.cli; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'tokenizers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
