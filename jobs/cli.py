@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -107,6 +108,7 @@ def _run_worker(db: Database, settings: Settings, job_id: int) -> None:
     log_file = settings.data_dir / "worker.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     spec = reports.get_job(db, job_id).spec
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop is a Ctrl-C
     try:
         with embedded_worker(settings, spec, log_file) as process:
             job = show_progress(watch_worker(db, job_id, process, log_file))

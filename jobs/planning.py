@@ -7,6 +7,7 @@ import glob
 import os
 import re
 from bisect import bisect_left, bisect_right
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,6 +22,7 @@ from jobs.errors import InputError
 from jobs.settings import without_password
 from schemas.job import JobSpec, ShardPlan
 
+FOOTERS_AT_ONCE = 16  # each is a wait for a disk or a network
 _GLOB_CHARACTERS = "*?["
 
 
@@ -45,9 +47,12 @@ def plan_shards(spec: JobSpec, rows_per_shard: int, roots: list[str]) -> list[Sh
     plans: list[ShardPlan] = []
     first_schema: tuple[str, pa.Schema] | None = None
     first_row_number = 0
-    for file in find_files(spec.inputs):
+    files = find_files(spec.inputs)
+    for file in files:
         check_root(file.name, roots)
-        metadata = _read_footer(file)
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE, "footers") as threads:
+        footers = list(threads.map(_read_footer, files))
+    for file, metadata in zip(files, footers, strict=True):
         schema = _needed_columns(file.name, metadata.schema.to_arrow_schema(), spec)
         if first_schema is not None and not schema.equals(first_schema[1]):
             raise InputError(

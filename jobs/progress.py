@@ -65,7 +65,7 @@ def draw_answers(counts: list[dict[str, Any]]) -> Table:
     for row in counts:
         totals[row["question"]] = totals.get(row["question"], 0) + row["count"]
     previous = None
-    for row in counts:
+    for row in sorted(counts, key=_answer_order):
         repeated = row["question"] == previous
         if previous is not None and not repeated:
             table.add_section()
@@ -75,6 +75,11 @@ def draw_answers(counts: list[dict[str, Any]]) -> Table:
         table.add_row(*question, answer, f"{row['count']:,}", share, f"{row['mean_confidence']:.3f}")
         previous = row["question"]
     return table
+
+
+def _answer_order(row: dict[str, Any]) -> tuple[str, int]:
+    """A question's levels from the lowest up, its other answers from the most frequent down."""
+    return row["question"], int(row["answer"]) if row["type"] == "score" else -row["count"]
 
 
 def draw_row_errors(counts: list[dict[str, Any]]) -> Table:

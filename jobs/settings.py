@@ -53,7 +53,9 @@ class Settings(BaseSettings):
     rows_per_window: PositiveInt = Field(
         default=2048, description="Rows read, tokenised and packed together, while the window before is scored."
     )
-    max_batch_tokens: PositiveInt = Field(default=16384, description="Padded tokens in one forward pass, at most.")
+    max_batch_tokens: PositiveInt | None = Field(
+        default=None, description="Padded tokens in one forward pass, at most; unset: what suits the device."
+    )
     mask_budget_bytes: PositiveInt = Field(
         default=256 * 1024 * 1024, description="Bytes of rows x heads x length x length that a batch's mask could take."
     )

@@ -140,8 +140,12 @@ class Agent:
         return render_replies(f"laya-{self.checkpoint.model_name}", len(states), prepared, encoded, parts)
 
     def warmup_shapes(self, limits: PackingLimits | None = None) -> list[tuple[int, int]]:
-        """(sequences, bucket length) of the largest batch that packing can emit for each bucket length."""
-        return largest_batches(limits or default_limits(self.device.type), self._shapes)
+        """(sequences, bucket length) of the largest batch that packing can emit for each bucket length.
+
+        On a CPU, where a large batch takes long and leaves nothing warmer, of one sequence.
+        """
+        shapes = largest_batches(limits or default_limits(self.device.type), self._shapes)
+        return shapes if self.device.type != "cpu" else [(1, length) for _, length in shapes]
 
     def warmup(self, shapes: Iterable[tuple[int, ...]] | None = None) -> None:
         """Run the active backend once on each shape: (sequences, bucket length[, markers]); errors propagate."""

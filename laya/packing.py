@@ -5,7 +5,6 @@ Owns the bucket lengths and the budgets of a batch; nothing else decides a shape
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,24 +116,22 @@ def padding_share(batches: Iterable[Batch]) -> float:
 def _sorted_groups(lengths: Ints, buckets: Ints, limits: PackingLimits, shapes: Shapes) -> list[Ints]:
     """Full batches of each bucket, longest first; a bucket's leftover joins the one before where that pays."""
     order = np.argsort(-lengths, kind="stable")
-    edges = [0, *(np.flatnonzero(np.diff(buckets[order])) + 1).tolist(), len(order)]
+    of_one_bucket = np.split(order, np.flatnonzero(np.diff(buckets[order])) + 1) if len(order) else []
     groups: list[Ints] = []
     waiting, waiting_bucket = order[:0], 0  # the leftover of longer buckets, not yet a batch
-    for start, stop in pairwise(edges):
-        bucket = int(buckets[order[start]]) if start < stop else 0
-        members = order[start:stop]
-        full = capacity(bucket, limits, shapes) if bucket else 1
-        whole = len(members) // full * full
-        groups.extend(np.split(members[:whole], range(full, whole, full)) if whole else [])
-        leftover = members[whole:]
-        joined = len(waiting) + len(leftover)
+    for members in of_one_bucket:
+        bucket = int(buckets[members[0]])
+        full = capacity(bucket, limits, shapes)
+        *whole, leftover = np.split(members, range(full, len(members) + 1, full))
+        groups.extend(whole)
         padding = len(leftover) * (waiting_bucket - bucket)
-        if len(waiting) and padding <= FORWARD_COST_TOKENS and joined <= capacity(waiting_bucket, limits, shapes):
+        room = capacity(waiting_bucket, limits, shapes) - len(waiting) if len(waiting) else 0
+        if len(leftover) <= room and padding <= FORWARD_COST_TOKENS:
             waiting = np.concatenate((waiting, leftover))
-        elif len(leftover):
-            groups.extend([waiting] if len(waiting) else [])
+        else:
+            groups.append(waiting)
             waiting, waiting_bucket = leftover, bucket
-    return [*groups, waiting] if len(waiting) else groups
+    return [group for group in (*groups, waiting) if len(group)]
 
 
 def _ordered_groups(buckets: Ints, limits: PackingLimits, shapes: Shapes) -> list[Ints]:

@@ -11,9 +11,11 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any, Protocol
+
+import torch
 
 import laya
 from jobs.errors import LayaBatchError, LeaseLostError
@@ -21,6 +23,7 @@ from jobs.queue import send_shards
 from jobs.settings import Settings
 from jobs.store import leases, workers
 from jobs.store.database import Database
+from laya.packing import default_limits
 from schemas.job import Claim
 from worker.timing import Stopwatch
 
@@ -50,9 +53,11 @@ class Session:
     agents: OrderedDict[tuple[str, str], laya.Agent] = field(default_factory=OrderedDict)
     claim: Claim | None = None
 
-    @property
-    def packing_limits(self) -> laya.PackingLimits:
-        return laya.PackingLimits(self.settings.max_batch_tokens, self.settings.mask_budget_bytes)
+    def limits_of(self, agent: laya.Agent) -> laya.PackingLimits:
+        """What a batch of this agent may not exceed."""
+        limits = replace(default_limits(agent.device.type), mask_budget_bytes=self.settings.mask_budget_bytes)
+        tokens = self.settings.max_batch_tokens
+        return limits if tokens is None else replace(limits, max_tokens=tokens)
 
     def agent_for(self, checkpoint: str, backend: str) -> laya.Agent:
         """A warm agent, loaded when it is not among the last few used. Raises laya.LayaError when it cannot be."""
@@ -61,7 +66,7 @@ class Session:
             while len(self.agents) >= RESIDENT_AGENTS:
                 self.agents.popitem(last=False)
             agent = laya.load(checkpoint, backend=backend)
-            agent.warmup(_warmup_shapes(agent, self.packing_limits))
+            agent.warmup(agent.warmup_shapes(self.limits_of(agent)))
             self.agents[key] = agent
         self.agents.move_to_end(key)
         return self.agents[key]
@@ -129,7 +134,7 @@ def describe_batch(
     return leases.BatchRecord(
         worker_id=session.worker_id,
         backend=agent.backend,
-        device=str(agent.device),
+        device=_device_name(agent.device),
         dtype=_dtype_name(agent),
         bucket_length=batch.bucket_length,
         sequences=len(batch),
@@ -139,10 +144,9 @@ def describe_batch(
     )
 
 
-def _warmup_shapes(agent: laya.Agent, limits: laya.PackingLimits) -> list[tuple[int, int]]:
-    """The largest batch of each bucket length; on a CPU, where large batches take long and need no warmth, one row."""
-    shapes = agent.warmup_shapes(limits)
-    return shapes if agent.device.type == "cuda" else [(1, length) for _, length in shapes]
+def _device_name(device: torch.device) -> str:
+    """What people compare speeds by; the worker's row tells which one of several it was."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def _dtype_name(agent: laya.Agent) -> str:

@@ -80,7 +80,7 @@ def prepare_windows(
         with watch.time("tokenise"):
             wanted = _unsaved(window, prepared, saved)
             encoded = agent.encode(window.states, prepared, wanted)
-            batches = agent.pack(encoded, session.packing_limits)
+            batches = agent.pack(encoded, session.limits_of(agent))
         errors = _new_errors(window, prepared, encoded, saved)
         yield PreparedWindow(window, errors, encoded, batches, watch.ms)
 

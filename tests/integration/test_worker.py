@@ -113,6 +113,15 @@ def test_ping_is_answered_while_a_shard_is_scored(warm_service: Service) -> None
     wait(warm_service, job)
 
 
+def test_the_parent_of_the_scoring_process_never_loads_the_engine(warm_service: Service) -> None:
+    (child,) = [row.pid for row in warm_service.query(sa.select(workers.c.pid).where(workers.c.status == "ready"))]
+    status = Path(f"/proc/{child}/status").read_text()
+    (parent,) = [line.split()[1] for line in status.splitlines() if line.startswith("PPid:")]
+    assert "torch" in Path(f"/proc/{child}/maps").read_text()
+    for library in ("torch", "tokenizers", "libcuda"):
+        assert library not in Path(f"/proc/{parent}/maps").read_text()
+
+
 def test_cancel_stops_at_the_next_batch_and_keeps_what_is_saved(warm_service: Service) -> None:
     path = write_tickets(warm_service.folder / "cancel" / "a.parquet", make_texts(1500))
     job = submit(warm_service, path)
