@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from laya.backends.base import Backend, BackendContext
 from laya.model import ModelInputs
+
+
+# Not cuDNN's: it builds a plan for every new shape, which takes as long as the whole forward pass of a batch.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class EagerBackend(Backend):
@@ -21,7 +26,7 @@ class EagerBackend(Backend):
         return self._dtype.itemsize
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        with torch.inference_mode():
+        with torch.inference_mode(), sdpa_kernel(ATTENTION):
             logits, act = self._model(trim(inputs) if inputs.lengths.device.type == "cpu" else inputs)
         return logits, act
 
