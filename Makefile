@@ -1,5 +1,5 @@
 # Everything a person or CI types. `.venv` is made on first use.
-PYTHON ?= python3.11
+PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo test check format demo-checkpoint clean

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -113,9 +114,10 @@ def _run_worker(db: Database, settings: Settings, job_id: int) -> None:
         with embedded_worker(settings, spec, log_file) as process:
             job = show_progress(watch_worker(db, job_id, process, log_file))
     except KeyboardInterrupt:
-        Console(stderr=True).print(
-            f"\nInterrupted; what was scored is saved. Go on with: laya-batch run --resume {job_id}"
-        )
+        again = f"laya-batch run --resume {job_id}"
+        if settings.data_dir != load_settings().data_dir:
+            again += f" --data-dir {shlex.quote(str(settings.data_dir))}"
+        Console(stderr=True).print(f"\nInterrupted; what was scored is saved. Go on with: {again}", soft_wrap=True)
         raise typer.Exit(130) from None
     print_summary(db, job)
     if job.status is not JobStatus.SUCCEEDED:
@@ -124,7 +126,7 @@ def _run_worker(db: Database, settings: Settings, job_id: int) -> None:
 
 def print_summary(db: Database, job: JobInfo) -> None:
     """How a job ended: answers, errors, what ran, and where the database is."""
-    out.print(draw_answers(reports.count_answers(db, job.id)))
+    out.print(draw_answers(reports.count_answers(db, job.id), job))
     if errors := reports.count_row_errors(db, job.id):
         out.print(draw_row_errors(errors))
     out.print(draw_backends(reports.measure_backends(db, job.id), job))

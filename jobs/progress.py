@@ -1,6 +1,7 @@
 """A job's progress and summary, drawn for a terminal. Reads nothing: it draws what it is given."""
 
 from collections.abc import Iterable
+from textwrap import shorten
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.text import Text
 from schemas.job import JobInfo, JobStatus
 
 _COLOURS = {JobStatus.SUCCEEDED: "green", JobStatus.FAILED: "red", JobStatus.CANCELLED: "yellow"}
+LEVEL_WIDTH = 40  # characters of a level's description in the table of answers
 _STAGES = ("read", "tokenise", "forward", "decode", "write")
 
 
@@ -54,7 +56,7 @@ def draw_jobs(found: list[JobInfo]) -> Table:
     return table
 
 
-def draw_answers(counts: list[dict[str, Any]]) -> Table:
+def draw_answers(counts: list[dict[str, Any]], job: JobInfo) -> Table:
     """Answers for each question, with counts and mean confidence."""
     table = Table(
         "question", "type", "answer", "count", "share", "mean confidence", title="Answers", title_justify="left"
@@ -70,7 +72,10 @@ def draw_answers(counts: list[dict[str, Any]]) -> Table:
         if previous is not None and not repeated:
             table.add_section()
         question = ("", "") if repeated else (row["question"], row["type"])
-        answer = f"level {row['answer']}" if row["type"] == "score" else row["answer"]
+        answer = row["answer"]
+        if row["type"] == "score":
+            level = job.spec.questions[row["question"]]["criteria"][int(answer)]
+            answer = f"{answer} {shorten(str(level), LEVEL_WIDTH, placeholder='…')}"
         share = f"{100 * row['count'] / totals[row['question']]:.1f}%"
         table.add_row(*question, answer, f"{row['count']:,}", share, f"{row['mean_confidence']:.3f}")
         previous = row["question"]

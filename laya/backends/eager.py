@@ -9,7 +9,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from laya.backends.base import Backend, BackendContext
 from laya.model import ModelInputs
 
-
 # Not cuDNN's: it builds a plan for every new shape, which takes as long as the whole forward pass of a batch.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 

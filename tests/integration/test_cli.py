@@ -59,7 +59,7 @@ def test_one_command_scores_a_file_and_the_others_show_what_came_out(
         "anger",
         "team",
         "billing",
-        "level 1",
+        "1 annoyed",
         "null_state",
         "eager on cpu",
         "rows/s",

@@ -1,0 +1,68 @@
+"""docker/compose.yaml without containers: the same commands and settings, against servers on this machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import jobs
+from jobs.settings import PREFIX, Settings
+from tests.integration.service import QUESTIONS, WAIT_S, Service, make_texts, write_tickets
+
+COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).resolve().parents[2] / "docker" / "compose.yaml").read_text())
+SERVICES = COMPOSE["services"]
+
+
+@pytest.fixture
+def database_url(postgres_url: str) -> str:
+    """The compose file's store is PostgreSQL."""
+    return postgres_url
+
+
+def command_of(words: list[str]) -> list[str]:
+    """A command of the image, whose entry point is `laya-batch`, on this machine."""
+    return [str(Path(sys.executable).with_name("laya-batch")), *words]
+
+
+def test_it_sets_only_settings_that_exist() -> None:
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    assert set(SERVICES["worker"]["environment"]) <= known
+    assert SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+    assert "deploy" not in SERVICES["worker-cpu"] or SERVICES["worker-cpu"]["deploy"] == {}
+
+
+def test_its_commands_migrate_work_and_report_health(service: Service) -> None:
+    local = {
+        "LAYA_BATCH_DATABASE_URL": service.settings.resolved_database_url,
+        "LAYA_BATCH_BROKER_URL": service.settings.require_broker_url(),
+        "LAYA_BATCH_INPUT_ROOTS": str(service.folder),
+        "LAYA_BATCH_CHECKPOINT": service.settings.checkpoint,
+        "LAYA_BATCH_BACKEND": "auto",
+    }
+    assert set(local) == set(SERVICES["worker"]["environment"])
+    environment = {**os.environ, **local, "LAYA_BATCH_QUEUE": service.settings.queue, "OMP_NUM_THREADS": "1"}
+    probe = command_of(SERVICES["worker"]["healthcheck"]["test"][2:])
+
+    migrated = subprocess.run(
+        command_of(SERVICES["migrate"]["command"]), env=environment, capture_output=True, text=True, check=True
+    )
+    assert "is up to date" in migrated.stdout
+    sick = subprocess.run(probe, env=environment, capture_output=True, text=True, check=False)
+    assert sick.returncode == 1
+    assert "no worker" in sick.stderr
+    with (service.folder / "worker.log").open("ab") as log:
+        worker = subprocess.Popen(command_of(SERVICES["worker"]["command"]), env=environment, stdout=log, stderr=log)
+    service.processes.append(worker)
+    service.wait_for(service.ready_workers, worker)
+    service.wait_for(lambda: subprocess.run(probe, env=environment, check=False).returncode == 0, worker)
+    path = write_tickets(service.folder / "in.parquet", make_texts(20))
+    job = jobs.submit(
+        path, questions=QUESTIONS, state="text", checkpoint=service.settings.checkpoint, settings=service.settings
+    )
+    assert jobs.wait(job.id, timeout_s=WAIT_S, settings=service.settings).answers == 60
+    worker.terminate()
+    assert worker.wait(WAIT_S) == 0
