@@ -18,15 +18,14 @@ from rich.table import Table
 
 import jobs
 from jobs.client import open_database
-from jobs.embedded import embedded_broker, embedded_worker, watch_worker
+from jobs.embedded import embedded_servers, embedded_worker, watch_worker
 from jobs.errors import BrokerError, LayaBatchError
 from jobs.progress import draw_answers, draw_backends, draw_jobs, draw_row_errors, show_progress
 from jobs.queue import configure_app, ping_workers
 from jobs.settings import Settings, environment_of, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
-from jobs.store.lifecycle import JobOptions
-from jobs.submission import build_spec, send_job, submit_job
+from jobs.submission import send_job
 from schemas.job import JobInfo, JobStatus, TransitionError
 from schemas.question import QuestionSetError
 
@@ -49,7 +48,7 @@ Name = Annotated[str | None, typer.Option(help="What to call the job.")]
 Priority = Annotated[int, typer.Option(min=0, max=9, help="0 (nightly) to 9 (urgent).")]
 MaxRowErrors = Annotated[int | None, typer.Option(min=0, help="Fail when more rows cannot be scored; unset: never.")]
 JobId = Annotated[int, typer.Argument(help="The job's id, as `laya-batch list` shows it.", show_default=False)]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of the embedded database.", show_default=False)]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of the database and the worker's log.", show_default=False)]
 
 
 @cli.command()
@@ -74,47 +73,43 @@ def run(  # noqa: PLR0913 - one option each
         raise typer.BadParameter("give INPUTS, --questions and --state, or --resume ID")
     if resume is not None and any(asked):
         raise typer.BadParameter("--resume takes its inputs and questions from the job")
-    settings = load_settings(data_dir=data_dir)
-    with embedded_broker(settings) as settings, open_database(settings) as db:
+    with embedded_servers(load_settings(data_dir=data_dir)) as settings, open_database(settings) as db:
         configure_app(settings)
         if resume is None:
-            spec = build_spec(
-                inputs=inputs,
-                questions=questions,
-                state=state,
+            job = jobs.submit(
+                inputs or [],
+                questions=questions or "",
+                state=state or [],
                 row_id=row_id,
                 checkpoint=checkpoint,
                 backend=backend,
+                name=name,
                 max_row_errors=max_row_errors,
+                settings=settings,
             )
-            job_id = submit_job(db, settings, spec, JobOptions(name))
         else:
-            job_id = resume
-            _wake(db, settings, job_id)
-        _run_worker(db, settings, job_id)
+            job = reports.get_job(db, resume)
+            _wake(db, settings, job)
+        _run_worker(db, settings, job)
 
 
-def _wake(db: Database, settings: Settings, job_id: int) -> None:
+def _wake(db: Database, settings: Settings, job: JobInfo) -> None:
     """Send an interrupted job's messages again, or retry a failed or cancelled one."""
-    job = reports.get_job(db, job_id)
     if job.status is JobStatus.SUCCEEDED:
-        raise TransitionError(f"job {job_id} has succeeded; there is nothing to resume")
+        raise TransitionError(f"job {job.id} has succeeded; there is nothing to resume")
     if job.is_finished:
-        jobs.retry(job_id, settings=settings)
+        jobs.retry(job.id, settings=settings)
     else:
-        send_job(db, settings, job_id)
+        send_job(db, settings, job.id)
 
 
-def _run_worker(db: Database, settings: Settings, job_id: int) -> None:
-    log_file = settings.data_dir / "worker.log"
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    spec = reports.get_job(db, job_id).spec
+def _run_worker(db: Database, settings: Settings, job: JobInfo) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop is a Ctrl-C
     try:
-        with embedded_worker(settings, spec, log_file) as process:
-            job = show_progress(watch_worker(db, job_id, process, log_file))
+        with embedded_worker(settings, job) as process:
+            job = show_progress(watch_worker(db, job.id, process, settings))
     except KeyboardInterrupt:
-        again = f"laya-batch run --resume {job_id}"
+        again = f"laya-batch run --resume {job.id}"
         if settings.data_dir != load_settings().data_dir:
             again += f" --data-dir {shlex.quote(str(settings.data_dir))}"
         Console(stderr=True).print(f"\nInterrupted; what was scored is saved. Go on with: {again}", soft_wrap=True)
@@ -174,7 +169,7 @@ def worker(
     settings = load_settings(checkpoint=checkpoint, backend=backend, input_roots=input_root)
     settings.require_broker_url()
     # This process becomes the worker: signals reach it directly.
-    os.execve(sys.executable, [sys.executable, "-m", "worker"], {**os.environ, **environment_of(settings)})  # noqa: S606
+    os.execve(sys.executable, [sys.executable, "-m", "worker"], environment_of(settings))  # noqa: S606
 
 
 @cli.command()

@@ -3,7 +3,6 @@
 Owns how long they live; the job goes through `submission` and the queue like any other.
 """
 
-import os
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from jobs.planning import is_url
 from jobs.settings import Settings, environment_of
 from jobs.store import reports
 from jobs.store.database import Database
-from schemas.job import JobInfo, JobSpec
+from schemas.job import JobInfo
 
 DRAIN_TIMEOUT_S = 60
 
@@ -30,34 +29,39 @@ class WorkerBootError(LayaBatchError):
 
 
 @contextmanager
-def embedded_broker(settings: Settings) -> Iterator[Settings]:
-    """The settings with a broker: the one they name, or a Valkey server that lives as long as the block."""
-    if settings.broker_url is not None:
-        yield settings
-        return
+def embedded_servers(settings: Settings) -> Iterator[Settings]:
+    """The settings with SQLite in the data folder and a Valkey server that lives as long as the block.
+
+    A service's servers, if the settings name any, are left alone: its workers and ours would take each other's work.
+    """
     try:
         # A full queue must refuse, never forget; nothing is kept on disk, since the database can send it all again.
         with ValkeyServer(config={"maxmemory-policy": "noeviction"}) as server:
-            yield settings.model_copy(update={"broker_url": SecretStr(f"{server.connection_url}/0")})
+            broker_url = SecretStr(f"{server.connection_url}/0")
+            yield settings.model_copy(update={"database_url": None, "broker_url": broker_url})
     except (ValkeyServerError, OSError) as error:
         raise BrokerError(f"the embedded server did not start: {error}") from error
 
 
 @contextmanager
-def embedded_worker(settings: Settings, spec: JobSpec, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A supervisor with a worker for each device, as its own process; drained when the block ends."""
+def embedded_worker(settings: Settings, job: JobInfo) -> Iterator[subprocess.Popen[bytes]]:
+    """A supervisor with a worker for each device, for this job alone; drained when the block ends."""
     settings = settings.model_copy(
         update={
-            "input_roots": settings.input_roots or [_root_of(name) for name in spec.inputs],
-            "checkpoint": spec.checkpoint,
-            "backend": spec.backend,
+            "input_roots": settings.input_roots or [_root_of(name) for name in job.spec.inputs],
+            "checkpoint": job.spec.checkpoint,
+            "backend": job.spec.backend,
         }
     )
-    command = [sys.executable, "-m", "worker", "--exit-with-parent", "--no-restart"]
-    environment = {**os.environ, **environment_of(settings)}
-    with log_file.open("ab") as log:
+    command = [sys.executable, "-m", "worker", "--exit-with-parent", "--no-restart", "--job", str(job.id)]
+    with _log_file(settings).open("ab") as log:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            command,
+            env=environment_of(settings),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         try:
             yield process
@@ -66,13 +70,18 @@ def embedded_worker(settings: Settings, spec: JobSpec, log_file: Path) -> Iterat
             process.communicate(timeout=DRAIN_TIMEOUT_S)
 
 
-def watch_worker(db: Database, job_id: int, process: subprocess.Popen[bytes], log_file: Path) -> Iterator[JobInfo]:
+def watch_worker(db: Database, job_id: int, process: subprocess.Popen[bytes], settings: Settings) -> Iterator[JobInfo]:
     """The job as it is, until it has ended. Raises WorkerBootError when the worker ends first."""
     for job in poll_job(db, job_id):
         yield job
         if not job.is_finished and process.poll() is not None:
+            log_file = _log_file(settings)
             reasons = reports.list_worker_errors(db, socket.gethostname(), process.pid) or [_last_line(log_file)]
             raise WorkerBootError(f"the worker ended: {'; '.join(reasons)} (its log: {log_file})")
+
+
+def _log_file(settings: Settings) -> Path:
+    return settings.data_dir / "worker.log"
 
 
 def _root_of(name: str) -> str:

@@ -115,8 +115,8 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """The settings as environment variables, for a process that this one starts."""
-    variables = {}
+    """The environment of a process that is to have these settings: this one's, with no other of ours."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     for name in Settings.model_fields:
         value = getattr(settings, name)
         if isinstance(value, SecretStr):

@@ -1,6 +1,6 @@
 """The supervisor: one Celery worker for each device, kept alive, and the sweep that finds lost shards.
 
-`python -m worker [--exit-with-parent] [--no-restart]`; everything else comes from the settings. It touches no device.
+`python -m worker [--exit-with-parent] [--no-restart] [--job ID]`; all else is settings. It touches no device.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class DeviceWorker:
     start_not_before: float = 0.0
 
     def start(self, settings: Settings) -> None:
-        environment = {**os.environ, **environment_of(settings), **pin_environment(self.device)}
+        environment = {**environment_of(settings), **pin_environment(self.device)}
         command = [sys.executable, "-m", "worker.celery_worker", self.device, self.name]
         # Its own session: Ctrl-C reaches the supervisor alone. Standard input is its lifeline.
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
@@ -62,10 +62,11 @@ class DeviceWorker:
 class Supervisor:
     """Starts, watches and stops the device workers."""
 
-    def __init__(self, settings: Settings, db: Database, restart: bool) -> None:
+    def __init__(self, settings: Settings, db: Database, restart: bool, only_job: int | None) -> None:
         self.settings = settings
         self.db = db
         self.restart = restart
+        self.only_job = only_job
         self.stopping = threading.Event()
         host = socket.gethostname()
         self.workers = [DeviceWorker(device, f"{_short(device)}@{host}-{os.getpid()}") for device in list_devices()]
@@ -105,7 +106,7 @@ class Supervisor:
 
     def _sweep(self) -> None:
         try:
-            sweep(self.db, self.settings)
+            sweep(self.db, self.settings, self.only_job)
         except LayaBatchError as error:
             log.warning("sweep: %s", error)
 
@@ -121,7 +122,7 @@ def _short(device: str) -> str:
     return device.removeprefix("GPU-").removeprefix("MIG-")[:8]
 
 
-def supervise(settings: Settings, restart: bool) -> int:
+def supervise(settings: Settings, restart: bool, only_job: int | None) -> int:
     """Check the settings and the servers, then run the supervisor; returns the exit code."""
     if not settings.input_roots:
         raise SettingsError(
@@ -130,7 +131,7 @@ def supervise(settings: Settings, restart: bool) -> int:
     configure_app(settings)
     check_broker(settings)
     with open_database(settings) as db:
-        supervisor = Supervisor(settings, db, restart)
+        supervisor = Supervisor(settings, db, restart, only_job)
         signal.signal(signal.SIGTERM, supervisor.stop)
         signal.signal(signal.SIGINT, supervisor.stop)
         return supervisor.run()
@@ -140,13 +141,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument("--exit-with-parent", action="store_true", help="drain when standard input is closed")
     parser.add_argument("--no-restart", action="store_true", help="end when a worker ends")
+    parser.add_argument("--job", type=int, help="sweep for the lost shards of this job alone")
     arguments = parser.parse_args()
     try:
         settings = load_settings()
         configure_logging(settings.log_level)
         if arguments.exit_with_parent:
             stop_with_parent()
-        sys.exit(supervise(settings, restart=not arguments.no_restart))
+        sys.exit(supervise(settings, restart=not arguments.no_restart, only_job=arguments.job))
     except LayaBatchError as error:
         sys.exit(f"laya-batch worker: {error}")
 

@@ -209,9 +209,9 @@ def release_leases(db: Database, owner: str, max_attempts: int) -> list[QueuedSh
     return _release_running(db, shards.c.lease_owner == owner, "the worker process died", max_attempts)
 
 
-def expire_leases(db: Database, max_attempts: int) -> list[QueuedShard]:
+def expire_leases(db: Database, max_attempts: int, only_job: int | None = None) -> list[QueuedShard]:
     """Count as failed every attempt whose lease has ended; returns what must be sent, as `release_leases` does."""
-    ended = shards.c.lease_expires_at < seconds_from_now()
+    ended = sa.and_(shards.c.lease_expires_at < seconds_from_now(), _in_job(only_job))
     return _release_running(db, ended, "the worker vanished: its lease ended", max_attempts)
 
 
@@ -223,23 +223,17 @@ def list_queued(db: Database, job_id: int) -> list[QueuedShard]:
         return [QueuedShard(*row) for row in connection.execute(selected.order_by(shards.c.number))]
 
 
-def count_queued(db: Database) -> int:
+def count_queued(db: Database, only_job: int | None = None) -> int:
     """Shards that wait for a worker, and so should have a message in the queue."""
     with db.read() as connection:
-        waiting = shards.c.status == ShardStatus.QUEUED, _JOB_IS_OPEN
+        waiting = shards.c.status == ShardStatus.QUEUED, _JOB_IS_OPEN, _in_job(only_job)
         return connection.scalar(sa.select(sa.func.count()).select_from(shards).where(*waiting)) or 0
 
 
-def take_unsent(db: Database, sent_before_s: float, limit: int) -> list[QueuedShard]:
+def take_unsent(db: Database, sent_before_s: float, limit: int, only_job: int | None = None) -> list[QueuedShard]:
     """Waiting shards whose message went out longer ago than `sent_before_s` seconds, now marked as sent again."""
-    lost = (
-        sa.select(shards.c.id)
-        .where(
-            shards.c.status == ShardStatus.QUEUED, shards.c.sent_at <= seconds_from_now(-sent_before_s), _JOB_IS_OPEN
-        )
-        .order_by(shards.c.id)
-        .limit(limit)
-    )
+    unsent = shards.c.status == ShardStatus.QUEUED, shards.c.sent_at <= seconds_from_now(-sent_before_s)
+    lost = sa.select(shards.c.id).where(*unsent, _JOB_IS_OPEN, _in_job(only_job)).order_by(shards.c.id).limit(limit)
     with db.write() as connection:
         taken = connection.execute(
             sa.update(shards)
@@ -251,6 +245,10 @@ def take_unsent(db: Database, sent_before_s: float, limit: int) -> list[QueuedSh
             sa.select(shards.c.job_id, shards.c.id, jobs.c.priority).join(jobs).where(shards.c.id.in_(list(taken)))
         )
         return [QueuedShard(*row) for row in connection.execute(sending.order_by(shards.c.id))]
+
+
+def _in_job(job_id: int | None) -> sa.ColumnElement[bool]:
+    return sa.true() if job_id is None else shards.c.job_id == job_id
 
 
 def _hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any) -> None:

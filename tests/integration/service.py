@@ -1,6 +1,5 @@
 """A real service for a test: a database, a queue of its own on the shared Redis, and worker processes."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -66,11 +65,7 @@ class Service:
 
     def launch(self, *arguments: str, **overrides: Any) -> subprocess.Popen[bytes]:
         # One thread each: threads that wait for each other on a busy machine are slower than one.
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            **environment_of(self.settings.model_copy(update=overrides)),
-        }
+        environment = {"OMP_NUM_THREADS": "1", **environment_of(self.settings.model_copy(update=overrides))}
         with (self.folder / "worker.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "worker", *arguments], env=environment, stdout=log, stderr=log

@@ -15,6 +15,10 @@ import pytest
 import sqlalchemy as sa
 import yaml
 
+from jobs.store import leases, lifecycle, reports
+from jobs.store.database import Database
+from jobs.store.lifecycle import JobOptions
+from schemas.job import JobSpec, JobStatus, ShardPlan
 from schemas.tables import jobs as jobs_table
 from schemas.tables import results
 from tests.integration.service import QUESTIONS, make_texts, write_tickets
@@ -114,6 +118,23 @@ def test_ctrl_c_leaves_a_job_that_run_resumes(cli: Cli, home: Path, tiny_checkpo
     assert count(sa.select(sa.func.count()).select_from(jobs_table)) == 1
     assert "nothing to resume" in cli("run", "--resume", "1", code=1).stderr
     engine.dispose()
+
+
+def test_run_leaves_a_services_servers_and_other_jobs_alone(
+    cli: Cli, home: Path, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAYA_BATCH_RESEND_S", "0.1")
+    monkeypatch.setenv("LAYA_BATCH_SWEEP_S", "0.2")
+    db = Database(f"sqlite:///{home / 'data' / 'laya-batch.db'}")
+    db.migrate()
+    spec = JobSpec(inputs=["/elsewhere/a.parquet"], questions=QUESTIONS, state=["text"])
+    lifecycle.create_job(db, spec, JobOptions("other"), [ShardPlan("/elsewhere/a.parquet", 1, "m", [0], 0, 5, 0)])
+    monkeypatch.setenv("LAYA_BATCH_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("LAYA_BATCH_BROKER_URL", "redis://127.0.0.1:1/0")
+    assert "job 2 succeeded" in cli(*run_arguments(tiny_checkpoint)).stdout
+    assert reports.get_job(db, 1).status is JobStatus.QUEUED
+    assert leases.count_queued(db) == 1
+    db.close()
 
 
 def test_a_checkpoint_that_cannot_be_loaded_ends_the_run_with_the_reason(
