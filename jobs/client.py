@@ -159,10 +159,9 @@ def export(job_id: int, path: str | Path, *, settings: Settings | None = None) -
                     writer.write_batch(batch)
                     written += batch.num_rows
             filesystem.move(partial, target)
-        except BaseException:
+        finally:
             if filesystem.get_file_info(partial).is_file:
                 filesystem.delete_file(partial)
-            raise
     return written
 
 

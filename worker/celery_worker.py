@@ -65,11 +65,10 @@ def build_app(settings: Settings, device: str, name: str) -> Celery:
 
         try:
             ScoreShard.session = boot_session(settings, name, device, boot.draining)
-        except Exception:
-            log.exception("%s could not boot", name)
-            boot.failed.set()
-            raise
-        boot.warm.set()
+            boot.warm.set()
+        finally:
+            if not boot.warm.is_set():
+                boot.failed.set()
 
     def stop_child(**_: Any) -> None:
         session = getattr(ScoreShard, "session", None)

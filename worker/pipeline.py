@@ -53,9 +53,5 @@ def write_behind() -> Iterator[WriteBehind]:
     """A WriteBehind whose writes have all ended when the block does, even when the block raises."""
     with ThreadPoolExecutor(1, "write-behind") as thread:
         writes = WriteBehind(thread)
-        try:
-            yield writes
-        except BaseException:
-            thread.shutdown(wait=True)
-            raise
+        yield writes
         writes.flush()
