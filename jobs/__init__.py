@@ -19,7 +19,9 @@ from jobs.errors import (
     JobNotFoundError,
     LayaBatchError,
     LeaseLostError,
+    OutputError,
     SettingsError,
+    UnreadableInputError,
 )
 from jobs.settings import Settings, load_settings
 from schemas.job import JobInfo, JobStatus
@@ -36,9 +38,11 @@ __all__ = [
     "JobStatus",
     "LayaBatchError",
     "LeaseLostError",
+    "OutputError",
     "QuestionSetError",
     "Settings",
     "SettingsError",
+    "UnreadableInputError",
     "cancel",
     "export",
     "get",

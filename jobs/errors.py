@@ -5,6 +5,8 @@ LayaBatchError
 ├── DatabaseError
 ├── BrokerError
 ├── InputError
+├── UnreadableInputError
+├── OutputError
 ├── JobNotFoundError
 ├── IdempotencyError
 ├── JobFailedError
@@ -30,6 +32,14 @@ class BrokerError(LayaBatchError):
 
 class InputError(LayaBatchError):
     """An input file cannot be scored."""
+
+
+class UnreadableInputError(LayaBatchError):
+    """An input file cannot be read at the moment; it may be later."""
+
+
+class OutputError(LayaBatchError):
+    """A file cannot be written."""
 
 
 class JobNotFoundError(LayaBatchError):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from fsspec.utils import glob_translate
 from pyarrow import fs
 
-from jobs.errors import InputError
+from jobs.errors import InputError, UnreadableInputError
 from jobs.settings import without_password
 from schemas.job import JobSpec, ShardPlan
 
@@ -103,7 +103,7 @@ def identify(name: str) -> InputFile:
     try:
         info = filesystem.get_file_info(path)
     except OSError as error:
-        raise InputError(f"{name}: cannot be reached: {error}") from error
+        raise UnreadableInputError(f"{name}: cannot be reached: {error}") from error
     if not info.is_file:
         raise InputError(f"{name}: no such file")
     return _input_file(name, info)

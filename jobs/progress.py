@@ -56,6 +56,31 @@ def draw_jobs(found: list[JobInfo]) -> Table:
     return table
 
 
+def draw_workers(found: list[dict[str, Any]], silent_after_s: float) -> Table:
+    """A table of workers, one start a line; one that is ready but silent for `silent_after_s` has died."""
+    table = Table("name", "status", "seen", "device", "backend", "dtype", "warm-up", "note")
+    for worker in found:
+        seen_s = (worker["now"] - worker["heartbeat_at"]).total_seconds()
+        status = worker["status"]
+        if status in ("ready", "starting") and seen_s > silent_after_s:
+            status = f"{status}, silent"
+        asked = worker["backend_asked"]
+        backend = worker["backend"] or asked
+        warmup = "" if worker["warmup_s"] is None else f"{worker['warmup_s']:.1f} s"
+        note = worker["error"] or worker["fallback_reason"] or ""
+        columns = (
+            worker["name"],
+            status,
+            f"{seen_s:,.0f} s ago",
+            worker["device"],
+            backend,
+            worker["dtype"] or "",
+            warmup,
+        )
+        table.add_row(*columns, note)
+    return table
+
+
 def draw_answers(counts: list[dict[str, Any]], job: JobInfo) -> Table:
     """Answers for each question, with counts and mean confidence."""
     table = Table(

@@ -12,9 +12,8 @@ from kombu.exceptions import KombuError, OperationalError
 
 from jobs.errors import BrokerError
 from jobs.settings import Settings, without_password
-from jobs.store.leases import QueuedShard
 from schemas.job import MAX_PRIORITY
-from schemas.message import ShardMessage
+from schemas.message import QueuedShard, ShardMessage
 
 SCORE_SHARD = "laya_batch.score_shard"
 

@@ -1,6 +1,7 @@
 """Every setting of laya-batch, read from the environment once. Nothing else reads the environment."""
 
 import difflib
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +18,19 @@ PREFIX = "LAYA_BATCH_"
 
 
 def _split_roots(roots: object) -> object:
-    return [root for root in roots.split(",") if root.strip()] if isinstance(roots, str) else roots
+    if isinstance(roots, str) and roots.lstrip().startswith("["):
+        return json.loads(roots)
+    return [root.strip() for root in roots.split(",") if root.strip()] if isinstance(roots, str) else roots
 
 
 def _is_redis_url(url: SecretStr) -> SecretStr:
-    if urlsplit(url.get_secret_value()).scheme not in ("redis", "rediss", "redis+socket"):
+    parts = urlsplit(url.get_secret_value())
+    try:
+        has_port = parts.port != 0
+    except ValueError:
+        has_port = False
+    is_server = parts.scheme in ("redis", "rediss") and (parts.path.strip("/") or "0").isdigit()
+    if not has_port or not (is_server or parts.scheme == "redis+socket"):
         raise ValueError("is not a Redis URL; write redis://host:6379/0, or rediss:// for TLS")
     return url
 
@@ -45,7 +54,7 @@ class Settings(BaseSettings):
     queue: str = Field(default="laya-batch", min_length=1, description="Name of the queue, if several share one Redis.")
     input_roots: Annotated[list[str], BeforeValidator(_split_roots), NoDecode] = Field(
         default=[],
-        description="Folders or URLs, separated by commas, that a worker may read under. A worker needs one.",
+        description="Folders or URLs that a worker may read under, by commas or as a JSON list. A worker needs one.",
     )
     checkpoint: str = Field(default="english", description="Checkpoint that a worker loads and warms at boot.")
     backend: BackendName = Field(default="auto", description="Backend that a worker warms at boot.")
@@ -122,7 +131,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
         if isinstance(value, SecretStr):
             value = value.get_secret_value()
         if value is not None and value != []:
-            variables[PREFIX + name.upper()] = ",".join(value) if isinstance(value, list) else str(value)
+            variables[PREFIX + name.upper()] = json.dumps(value) if isinstance(value, list) else str(value)
     return variables
 
 

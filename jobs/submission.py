@@ -10,7 +10,7 @@ from jobs.errors import BrokerError, InputError, SettingsError
 from jobs.planning import is_url, plan_shards
 from jobs.queue import check_broker, send_shards
 from jobs.settings import Settings
-from jobs.store import leases, lifecycle
+from jobs.store import lifecycle, recovery
 from jobs.store.database import Database
 from jobs.store.lifecycle import JobOptions
 from schemas.job import MAX_PRIORITY, JobSpec
@@ -53,6 +53,8 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
     Raises:
         InputError, IdempotencyError, BrokerError, DatabaseError: nothing was queued and nothing is left behind.
     """
+    if options.idempotency_key == "":
+        raise SettingsError("the idempotency key is empty; leave it out, or give it a value")
     if not 0 <= options.priority <= MAX_PRIORITY:
         raise SettingsError(f"priority {options.priority} is not between 0 (nightly) and {MAX_PRIORITY} (urgent)")
     if (made := _made_before(db, options.idempotency_key, spec)) is not None:
@@ -76,7 +78,7 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
 
 def send_job(db: Database, settings: Settings, job_id: int) -> None:
     """Send the messages of all the job's waiting shards."""
-    queued = leases.list_queued(db, job_id)
+    queued = recovery.list_queued(db, job_id)
     for start in range(0, len(queued), _SEND_CHUNK_SHARDS):
         send_shards(settings, queued[start : start + _SEND_CHUNK_SHARDS])
 

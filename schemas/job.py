@@ -102,6 +102,7 @@ class JobInfo:
     shards: int
     shards_done: int
     answers: int  # results saved so far
+    unanswered: int  # (row, question) pairs that ended in an error
     row_errors: int
     error: str | None
     cancel_requested: bool
@@ -111,8 +112,8 @@ class JobInfo:
 
     @property
     def rows_done(self) -> int:
-        """Rows that have ended, in answers or in an error; whole rows, rounded down while a row is half answered."""
-        return min(self.rows, self.answers // len(self.spec.questions) + self.row_errors)
+        """Rows' worth of (row, question) pairs that have ended, in an answer or an error."""
+        return (self.answers + self.unanswered) // len(self.spec.questions)
 
     @property
     def is_finished(self) -> bool:

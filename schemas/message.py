@@ -1,5 +1,7 @@
 """The one message on the queue. It names ids and nothing else, so a message can never carry work of its own."""
 
+from dataclasses import dataclass
+
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 
@@ -10,3 +12,12 @@ class ShardMessage(BaseModel):
 
     job_id: PositiveInt
     shard_id: PositiveInt
+
+
+@dataclass(frozen=True)
+class QueuedShard:
+    """A shard whose message must be sent."""
+
+    job_id: int
+    shard_id: int
+    priority: int

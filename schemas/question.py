@@ -147,6 +147,8 @@ def check_questions(questions: object, source: str = "questions") -> QuestionSet
     for question_id, question in questions.items():
         if not isinstance(question_id, str) or not question_id.strip() or question_id == WHOLE_ROW:
             problems.append(f"question id {question_id!r} must be text other than '{WHOLE_ROW}' (in YAML, quote it)")
+        elif "\\x00" in repr((question_id, question)):
+            problems.append(f"question {question_id!r}: holds a NUL character; remove it")
         elif len(question_id) > MAX_ID_LENGTH:
             problems.append(f"question id {question_id[:20]!r}… is longer than {MAX_ID_LENGTH} characters")
         else:

@@ -28,24 +28,32 @@ class UtcTime(sa.types.TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
 
+class Text(sa.types.TypeDecorator[str]):
+    """Text without NUL, which PostgreSQL cannot hold: it is shown as U+2400, its picture."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> str | None:  # noqa: ARG002
+        return value.replace("\x00", "\u2400") if value is not None and "\x00" in value else value
+
+
 jobs = Table(
     "jobs",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("name", sa.Text),
-    Column("status", sa.Text, nullable=False),
+    Column("name", Text),
+    Column("status", Text, nullable=False),
     Column("spec", sa.JSON, nullable=False),
     Column("priority", sa.Integer, nullable=False),
-    Column("idempotency_key", sa.Text, unique=True),
+    Column("idempotency_key", Text, unique=True),
     Column("rows", sa.BigInteger, nullable=False),
     Column("shards", sa.Integer, nullable=False),
     Column("questions", sa.Integer, nullable=False),
     Column("row_errors", sa.BigInteger, nullable=False, default=0),
-    Column(
-        "checkpoint_fingerprint", sa.Text
-    ),  # of the weights that score it: set by the first shard, held to by the rest
-    Column("checkpoint_revision", sa.Text),
-    Column("error", sa.Text),
+    Column("checkpoint_fingerprint", Text),  # of the weights that score it: set by the first shard, held to by the rest
+    Column("checkpoint_revision", Text),
+    Column("error", Text),
     Column("created_at", UtcTime, nullable=False),
     Column("started_at", UtcTime),
     Column("finished_at", UtcTime),
@@ -58,22 +66,23 @@ shards = Table(
     Column("id", Id, primary_key=True),
     Column("job_id", Id, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("number", sa.Integer, nullable=False),  # 0-based within the job
-    Column("file", sa.Text, nullable=False),
+    Column("file", Text, nullable=False),
     Column("file_size", sa.BigInteger, nullable=False),  # bytes; with file_modified, what tells that a file has changed
-    Column("file_modified", sa.Text, nullable=False),
+    Column("file_modified", Text, nullable=False),
     Column("row_groups", sa.JSON, nullable=False),  # the Parquet row groups that hold its rows
     Column("row_offset", sa.BigInteger, nullable=False),  # rows to skip in the first of them
     Column("rows", sa.Integer, nullable=False),
     Column("first_row_number", sa.BigInteger, nullable=False),  # 0-based within the job
-    Column("status", sa.Text, nullable=False),
+    Column("status", Text, nullable=False),
     Column("attempt", sa.Integer, nullable=False, default=0),  # rises with each claim; every write checks it
     Column("failures", sa.Integer, nullable=False, default=0),  # attempts that ended in an error or a lost lease
-    Column("lease_owner", sa.Text),
+    Column("lease_owner", Text),
     Column("lease_expires_at", UtcTime),
     Column("sent_at", UtcTime, nullable=False),  # when its message last went to the queue
     Column("answers", sa.BigInteger, nullable=False, default=0),
+    Column("unanswered", sa.BigInteger, nullable=False, default=0),  # (row, question) pairs that ended in an error
     Column("row_errors", sa.BigInteger, nullable=False, default=0),
-    Column("last_error", sa.Text),
+    Column("last_error", Text),
     Column("started_at", UtcTime),
     Column("finished_at", UtcTime),
     UniqueConstraint("job_id", "number"),
@@ -84,19 +93,19 @@ workers = Table(
     "workers",
     metadata,
     Column("id", Id, primary_key=True),
-    Column("name", sa.Text, nullable=False),
-    Column("host", sa.Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("host", Text, nullable=False),
     Column("pid", sa.Integer, nullable=False),
-    Column("device", sa.Text, nullable=False),
-    Column("status", sa.Text, nullable=False),  # starting, ready, failed, stopped
-    Column("checkpoint", sa.Text, nullable=False),
-    Column("backend_asked", sa.Text, nullable=False),
-    Column("backend", sa.Text),
-    Column("fallback_reason", sa.Text),
-    Column("dtype", sa.Text),
+    Column("device", Text, nullable=False),
+    Column("status", Text, nullable=False),  # starting, ready, failed, stopped
+    Column("checkpoint", Text, nullable=False),
+    Column("backend_asked", Text, nullable=False),
+    Column("backend", Text),
+    Column("fallback_reason", Text),
+    Column("dtype", Text),
     Column("warmup_s", sa.Float),
     Column("versions", sa.JSON),
-    Column("error", sa.Text),
+    Column("error", Text),
     Column("started_at", UtcTime, nullable=False),
     Column("heartbeat_at", UtcTime, nullable=False),
 )
@@ -109,9 +118,10 @@ batches = Table(
     Column("shard_id", Id, ForeignKey("shards.id", ondelete="CASCADE"), nullable=False),
     Column("attempt", sa.Integer, nullable=False),
     Column("worker_id", Id, ForeignKey("workers.id"), nullable=False),
-    Column("backend", sa.Text, nullable=False),  # the one that really ran
-    Column("device", sa.Text, nullable=False),
-    Column("dtype", sa.Text, nullable=False),
+    Column("backend", Text, nullable=False),  # the one that really ran
+    Column("fallback_reason", Text),  # why it is not the one that the job asked for
+    Column("device", Text, nullable=False),
+    Column("dtype", Text, nullable=False),
     Column("bucket_length", sa.Integer, nullable=False),  # tokens each sequence was padded to
     Column("sequences", sa.Integer, nullable=False),  # (row, question) pairs
     Column("tokens", sa.Integer, nullable=False),  # real tokens
@@ -131,10 +141,10 @@ results = Table(
     metadata,
     Column("job_id", Id, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
     Column("row_number", sa.BigInteger, primary_key=True),  # 0-based within the job, in the order of its files
-    Column("question", sa.Text, primary_key=True),
-    Column("row_id", sa.Text),
-    Column("type", sa.Text, nullable=False),
-    Column("choice", sa.Text),  # choice: the most probable label
+    Column("question", Text, primary_key=True),
+    Column("row_id", Text),
+    Column("type", Text, nullable=False),
+    Column("choice", Text),  # choice: the most probable label
     Column("score", sa.Double),  # score: the expected level, 0 the lowest
     Column("noul", sa.Double),  # noul: P(true)
     Column("probabilities", sa.JSON, nullable=False),  # option -> probability
@@ -151,10 +161,10 @@ row_errors = Table(
     metadata,
     Column("job_id", Id, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
     Column("row_number", sa.BigInteger, primary_key=True),
-    Column("question", sa.Text, primary_key=True),  # '*': the whole row
-    Column("row_id", sa.Text),
-    Column("code", sa.Text, nullable=False),
-    Column("message", sa.Text, nullable=False),
+    Column("question", Text, primary_key=True),  # '*': the whole row
+    Column("row_id", Text),
+    Column("code", Text, nullable=False),
+    Column("message", Text, nullable=False),
 )
 
 
@@ -162,7 +172,7 @@ row_errors = Table(
 
 job_progress = sa.table(
     "job_progress",
-    *(sa.column(name) for name in ("job_id", "shards_done", "answers", "row_errors")),
+    *(sa.column(name) for name in ("job_id", "shards_done", "answers", "unanswered", "row_errors")),
 )
 
 answers = sa.table(

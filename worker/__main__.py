@@ -6,19 +6,22 @@
 import argparse
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
 from jobs.client import open_database
-from jobs.errors import LayaBatchError, SettingsError
+from jobs.errors import DatabaseError, LayaBatchError, SettingsError
 from jobs.queue import check_broker, configure_app
 from jobs.settings import Settings, environment_of, load_settings
+from jobs.store import workers
 from jobs.store.database import Database
 from worker.celery_worker import configure_logging, stop_with_parent
 from worker.devices import list_devices, pin_environment
@@ -27,6 +30,7 @@ from worker.sweep import sweep
 log = logging.getLogger("worker")
 
 TICK_S = 0.2
+DRAIN_TIMEOUT_S = 110.0  # for the batch in work; below the two minutes that the compose file gives
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 60.0
 HEALTHY_AFTER_S = 120.0  # a worker that lived so long starts again with the first back-off
 
@@ -69,7 +73,11 @@ class Supervisor:
         self.only_job = only_job
         self.stopping = threading.Event()
         host = socket.gethostname()
-        self.workers = [DeviceWorker(device, f"{_short(device)}@{host}-{os.getpid()}") for device in list_devices()]
+        # A name that no other worker ever has: at boot, a worker frees what its predecessor of the same name held.
+        token = secrets.token_hex(3)
+        self.workers = [
+            DeviceWorker(device, f"{_short(device)}-{token}@{host}-{os.getpid()}") for device in list_devices()
+        ]
 
     def run(self) -> int:
         """Until told to stop, or, with restarts off, until a worker ends: its exit code is returned."""
@@ -86,7 +94,9 @@ class Supervisor:
         return exit_code
 
     def stop(self, _signal: int, _frame: FrameType | None) -> None:
-        """Signal handler: drain every worker at its next batch, then end."""
+        """Signal handler: drain every worker at its next batch, then end. Called again, kill them."""
+        if self.stopping.is_set():
+            self._kill_workers()
         self.stopping.set()
 
     def _watch(self, worker: DeviceWorker) -> int:
@@ -98,6 +108,7 @@ class Supervisor:
             return 0
         if (code := worker.process.poll()) is None:
             return 0
+        self._record_end(worker.name)
         worker.plan_restart()
         log.error(
             "the worker on %s ended with code %d; next start in %.0f s", worker.device, code, worker.backoff_s / 2
@@ -111,11 +122,27 @@ class Supervisor:
             log.warning("sweep: %s", error)
 
     def _stop_workers(self) -> None:
-        running = [worker.process for worker in self.workers if worker.process is not None]
-        for process in running:
+        running = {worker.name: worker.process for worker in self.workers if worker.process is not None}
+        for process in running.values():
             process.send_signal(signal.SIGTERM)
-        for process in running:
-            process.wait()
+        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        try:
+            for process in running.values():
+                process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            log.warning("killing what did not drain in %.0f s; its lease brings the shard back", DRAIN_TIMEOUT_S)
+            self._kill_workers()
+        for name in running:
+            self._record_end(name)
+
+    def _record_end(self, name: str) -> None:
+        with suppress(DatabaseError):  # the record is for people; it may be late
+            workers.mark_stopped(self.db, name)
+
+    def _kill_workers(self) -> None:
+        for worker in self.workers:
+            if worker.process is not None and worker.process.poll() is None:
+                os.killpg(worker.process.pid, signal.SIGKILL)
 
 
 def _short(device: str) -> str:

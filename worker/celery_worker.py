@@ -10,29 +10,42 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
+from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
-from billiard import Event
 from celery import Celery, bootsteps, signals
 
 from jobs.queue import configure_app
 from jobs.settings import Settings, load_settings
-from jobs.store import workers
 from worker.tasks import ScoreShard
 
 log = logging.getLogger(__name__)
 
 EXIT_BOOT_FAILED = 3
-_BOOT_POLL_S = 0.1
+BOOT_POLL_S = 0.1
+
+
+class Flag:
+    """Set once, seen on both sides of a fork. It has no lock: a signal handler may set it, and no death keep it."""
+
+    def __init__(self) -> None:
+        self._value = RawValue("b", 0)
+
+    def set(self) -> None:
+        self._value.value = 1
+
+    def is_set(self) -> bool:
+        return bool(self._value.value)
 
 
 class Boot:
-    """How far the child is: flags that the fork shares between parent and child."""
+    """How far the child is."""
 
     def __init__(self) -> None:
-        self.warm = Event()
-        self.failed = Event()
-        self.draining = Event()
+        self.warm = Flag()
+        self.failed = Flag()
+        self.draining = Flag()
 
 
 class AwaitWarmChild(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
@@ -45,12 +58,19 @@ class AwaitWarmChild(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery h
     def start(self, parent: Any) -> None:
         deadline = time.monotonic() + self.timeout_s
         while not self.boot.warm.is_set():
-            if self.boot.failed.is_set() or time.monotonic() > deadline or not _child_lives(parent):
-                log.error("the worker could not boot; `laya-batch workers` and the lines above say why")
-                _end_now(parent, EXIT_BOOT_FAILED)
             if self.boot.draining.is_set():
                 _end_now(parent, 0)
-            time.sleep(_BOOT_POLL_S)
+            if self.boot.failed.is_set() or time.monotonic() > deadline or not _child_lives(parent):
+                _end_now(parent, EXIT_BOOT_FAILED)
+            time.sleep(BOOT_POLL_S)
+        # Celery replaces a child that dies, and would let it work though it failed to boot.
+        threading.Thread(target=self.watch_successors, args=(parent,), name="boot", daemon=True).start()
+
+    def watch_successors(self, parent: Any) -> None:
+        """End the worker when a later child cannot boot: the supervisor starts it again, waiting longer each time."""
+        while not self.boot.failed.is_set():
+            time.sleep(BOOT_POLL_S)
+        _end_now(parent, EXIT_BOOT_FAILED)
 
 
 def build_app(settings: Settings, device: str, name: str) -> Celery:
@@ -63,23 +83,17 @@ def build_app(settings: Settings, device: str, name: str) -> Celery:
     def boot_child(**_: Any) -> None:
         from worker.session import boot_session  # noqa: PLC0415 - the parent never loads the engine
 
+        booted = False
         try:
             ScoreShard.session = boot_session(settings, name, device, boot.draining)
-            boot.warm.set()
+            booted = True
         finally:
-            if not boot.warm.is_set():
-                boot.failed.set()
-
-    def stop_child(**_: Any) -> None:
-        session = getattr(ScoreShard, "session", None)
-        if session is not None:
-            workers.mark_stopped(session.db, session.worker_id)
+            (boot.warm if booted else boot.failed).set()
 
     def drain(**_: Any) -> None:
         boot.draining.set()
 
     signals.worker_process_init.connect(boot_child, weak=False)
-    signals.worker_process_shutdown.connect(stop_child, weak=False)
     signals.worker_shutting_down.connect(drain, weak=False)
     return app
 
@@ -105,9 +119,11 @@ def _child_lives(parent: Any) -> bool:
 
 
 def _end_now(parent: Any, code: int) -> None:
-    """End parent and child before any message was taken; Celery's own way out would first begin to consume."""
-    for process in parent.pool._pool._pool:
-        if process.is_alive():
+    """End parent and child without taking another message, as Celery's own way out would."""
+    if code == EXIT_BOOT_FAILED:
+        log.error("the worker could not boot; `laya-batch workers` and the lines above say why")
+    for process in list(parent.pool._pool._pool):
+        with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
     os._exit(code)
 

@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 
+from jobs.errors import SettingsError
+
 CPU = "cpu"
 _DEVICE_LINE = re.compile(r"^(\s*)(?:GPU|MIG)\b.*\(UUID:\s*((?:GPU|MIG)-[^)]+)\)", re.MULTILINE)
 
@@ -12,6 +14,8 @@ _DEVICE_LINE = re.compile(r"^(\s*)(?:GPU|MIG)\b.*\(UUID:\s*((?:GPU|MIG)-[^)]+)\)
 def list_devices() -> list[str]:
     """The UUID of each GPU (of its slices, where it is divided) that CUDA_VISIBLE_DEVICES leaves, or one `cpu`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
+        return [CPU]
     if visible is not None:
         return _select(_ask_driver(), [part.strip() for part in visible.split(",")]) or [CPU]
     return _ask_driver() or [CPU]
@@ -26,7 +30,13 @@ def _ask_driver() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)  # noqa: S607
-    return parse_devices(listed.stdout) if listed.returncode == 0 else []
+    if listed.returncode != 0:
+        reason = (listed.stdout + listed.stderr).strip().splitlines()
+        raise SettingsError(
+            f"nvidia-smi lists no GPU: {reason[-1] if reason else listed.returncode}; mend the driver, "
+            "or set CUDA_VISIBLE_DEVICES= (empty) to use the CPU"
+        )
+    return parse_devices(listed.stdout)
 
 
 def parse_devices(listing: str) -> list[str]:

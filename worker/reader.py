@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.errors import InputError
+from jobs.errors import InputError, UnreadableInputError
 from jobs.planning import check_root, identify, open_input
 from jobs.store.leases import RowError
 from schemas.job import Claim
@@ -65,7 +65,7 @@ def read_windows(claim: Claim, roots: list[str], rows_per_window: int) -> Iterat
                 if left == 0:
                     break
     except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{plan.file}: cannot be read: {error}") from error
+        raise UnreadableInputError(f"{plan.file}: cannot be read: {error}") from error
     _check_unchanged(claim)
     if left:
         raise InputError(f"{plan.file}: ends {left} rows before its shard does")

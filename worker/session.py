@@ -19,12 +19,12 @@ import torch
 
 import laya
 from jobs.errors import LayaBatchError, LeaseLostError
-from jobs.queue import send_shards
 from jobs.settings import Settings
-from jobs.store import leases, workers
+from jobs.store import leases, recovery, workers
 from jobs.store.database import Database
 from laya.packing import default_limits
 from schemas.job import Claim
+from worker.sweep import send_again
 from worker.timing import Stopwatch
 
 RESIDENT_AGENTS = 2  # a job with another checkpoint than the worker's own should not throw that one out
@@ -65,7 +65,9 @@ class Session:
         if key not in self.agents:
             while len(self.agents) >= RESIDENT_AGENTS:
                 self.agents.popitem(last=False)
-            agent = laya.load(checkpoint, backend=backend)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # a fallback's reason is recorded with each batch
+                agent = laya.load(checkpoint, backend=backend)
             agent.warmup(agent.warmup_shapes(self.limits_of(agent)))
             self.agents[key] = agent
         self.agents.move_to_end(key)
@@ -110,11 +112,10 @@ def boot_session(settings: Settings, owner: str, device: str, draining: Flag) ->
     start = workers.WorkerStart(owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend)
     worker_id = workers.start_worker(db, start)
     session = Session(settings, db, owner, worker_id, draining)
-    send_shards(settings, leases.release_leases(db, owner, settings.max_attempts))
     watch = Stopwatch()
     try:
-        with watch.time("warmup"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a fallback's reason is recorded below
+        send_again(settings, recovery.release_leases(db, owner, settings.max_attempts))
+        with watch.time("warmup"):
             agent = session.agent_for(settings.checkpoint, settings.backend)
     except Exception as error:
         workers.mark_failed(db, worker_id, f"{type(error).__name__}: {error}")
@@ -134,6 +135,7 @@ def describe_batch(
     return leases.BatchRecord(
         worker_id=session.worker_id,
         backend=agent.backend,
+        fallback_reason=agent.fallback_reason,
         device=_device_name(agent.device),
         dtype=_dtype_name(agent),
         bucket_length=batch.bucket_length,

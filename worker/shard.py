@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import laya
+from jobs.errors import InputError
 from jobs.store import leases
 from jobs.store.leases import RowError
 from schemas.job import Claim
@@ -21,8 +22,10 @@ from schemas.question import WHOLE_ROW
 from worker.answers import result_rows
 from worker.pipeline import WriteBehind, read_ahead, write_behind
 from worker.reader import Window, read_windows
-from worker.session import Session, describe_batch
+from worker.session import CheckpointChangedError, Session, describe_batch
 from worker.timing import Stopwatch
+
+PERMANENT = (InputError, CheckpointChangedError, laya.QuestionError)  # what another attempt would meet again
 
 
 class JobStoppedError(Exception):

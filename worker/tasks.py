@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from celery import Task
 from pydantic import ValidationError
 
-from jobs.errors import BrokerError, LeaseLostError
-from jobs.queue import SCORE_SHARD, send_shards
+from jobs.errors import DatabaseError, LeaseLostError
+from jobs.queue import SCORE_SHARD
 from jobs.store import leases
-from jobs.store.leases import QueuedShard
 from schemas.job import Claim
-from schemas.message import ShardMessage
+from schemas.message import QueuedShard, ShardMessage
+from worker.sweep import send_again
 
 if TYPE_CHECKING:
     from worker.session import Session
@@ -37,13 +37,16 @@ class ScoreShard(Task):  # type: ignore[misc]  # Celery has no types
         if claim is None:
             log.info("job %d shard %d: nothing to claim", doorbell.job_id, doorbell.shard_id)
             return
-        with session.holding(claim):
-            _score(session, claim)
+        try:
+            with session.holding(claim):
+                _score(session, claim)
+        except (LeaseLostError, DatabaseError) as error:
+            log.warning("job %d shard %d: left to the next worker: %s", claim.job_id, claim.shard_id, error)
 
 
 def _score(session: "Session", claim: Claim) -> None:
     """Run the shard and record how it ended."""
-    from worker.shard import DrainingError, JobStoppedError, run_shard  # noqa: PLC0415 - the parent never loads the engine
+    from worker.shard import PERMANENT, DrainingError, JobStoppedError, run_shard  # noqa: PLC0415 - not in the parent
 
     where = f"job {claim.job_id} shard {claim.shard_id} attempt {claim.attempt}"
     log.info("%s: %d rows of %s", where, claim.plan.rows, claim.plan.file)
@@ -51,24 +54,16 @@ def _score(session: "Session", claim: Claim) -> None:
         run_shard(session, claim)
         outcome = leases.finish_shard(session.db, claim)
         log.info("%s: done%s", where, f"; the job {outcome}" if outcome else "")
-    except LeaseLostError as error:
-        log.warning("%s: %s", where, error)
+    except (LeaseLostError, DatabaseError):
+        raise
     except JobStoppedError:
         leases.stop_shard(session.db, claim)
         log.info("%s: stopped with its job", where)
     except DrainingError:
         leases.give_back(session.db, claim)
-        _send_again(session, claim)
+        send_again(session.settings, [QueuedShard(claim.job_id, claim.shard_id, claim.priority)])
         log.info("%s: given back", where)
     except Exception as error:  # the task boundary: whatever an attempt dies of is counted on the shard
         log.exception("%s: failed", where)
-        reason = f"{type(error).__name__}: {error}"
-        if leases.fail_shard(session.db, claim, reason, session.settings.max_attempts):
-            _send_again(session, claim)
-
-
-def _send_again(session: "Session", claim: Claim) -> None:
-    try:
-        send_shards(session.settings, [QueuedShard(claim.job_id, claim.shard_id, claim.priority)])
-    except BrokerError as error:
-        log.warning("%s; the sweep will send shard %d again", error, claim.shard_id)
+        attempts = 1 if isinstance(error, PERMANENT) else session.settings.max_attempts
+        leases.fail_shard(session.db, claim, f"{type(error).__name__}: {error}", attempts)

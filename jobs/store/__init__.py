@@ -1,5 +1,5 @@
 """Every SQL statement of laya-batch.
 
 `database` connects and migrates; `lifecycle` creates, cancels, retries and settles jobs; `leases` claims, saves and
-finishes shards; `workers` records who scores; `reports` answers questions about what was saved.
+finishes shards; `recovery` finds lost ones; `workers` records who scores; `reports` reads what was saved.
 """

@@ -18,6 +18,8 @@ from schemas.tables import UtcTime
 
 SQLITE_BUSY_TIMEOUT_S = 30  # how long a writer waits for another before it gives up
 CONNECT_TIMEOUT_S = 5
+SILENCE_S = 30
+NOT_A_URL = "LAYA_BATCH_DATABASE_URL is not a database URL; write postgresql://user:password@host/name or sqlite:////folder/file.db"
 
 
 class seconds_from_now(FunctionElement[Any]):  # noqa: N801 - reads as the SQL function it is
@@ -48,14 +50,13 @@ class Database:
     def __init__(self, url: str) -> None:
         try:
             self.url = sa.make_url(url)
-            if self.url.get_backend_name() == "postgresql":
-                self.url = self.url.set(drivername="postgresql+psycopg")
-            self._engine = sa.create_engine(self.url, pool_pre_ping=True, connect_args=self._connect_args())
-        except (sa.exc.ArgumentError, sa.exc.NoSuchModuleError) as error:
-            raise DatabaseError(
-                "LAYA_BATCH_DATABASE_URL is not a database URL; write postgresql://user:password@host/name "
-                "or sqlite:////folder/file.db"
-            ) from error
+        except (sa.exc.ArgumentError, ValueError) as error:
+            raise DatabaseError(NOT_A_URL) from error
+        if self.url.get_backend_name() not in ("postgresql", "sqlite"):
+            raise DatabaseError(NOT_A_URL)
+        if not self.is_sqlite:
+            self.url = self.url.set(drivername="postgresql+psycopg")
+        self._engine = sa.create_engine(self.url, pool_pre_ping=True, connect_args=self._connect_args())
         if self.is_sqlite:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
             sa.event.listen(self._engine, "begin", _begin_sqlite)
@@ -89,7 +90,11 @@ class Database:
     def migrate(self) -> None:
         """Bring the tables to this version's shape; safe to run twice, and by two programs at once."""
         if self.is_sqlite and self.url.database:
-            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(self.url.database).parent
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise DatabaseError(f"the folder {folder} cannot be made: {error.strerror}") from error
         with self.write() as connection:
             if not self.is_sqlite:
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtext('laya-batch migrations'))"))
@@ -111,14 +116,21 @@ class Database:
     def _connect_args(self) -> dict[str, Any]:
         if self.is_sqlite:
             return {"timeout": SQLITE_BUSY_TIMEOUT_S}
-        return {"connect_timeout": CONNECT_TIMEOUT_S}
+        return {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            # A server that vanished without a word is noticed in half a minute, not in the kernel's quarter of an hour.
+            "keepalives_idle": SILENCE_S,
+            "tcp_user_timeout": SILENCE_S * 1000,
+        }
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
         try:
             yield
-        except sa.exc.OperationalError as error:
-            reason = str(error.orig).strip().splitlines()[0]
+        except sa.exc.IntegrityError:
+            raise
+        except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
+            reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
             raise DatabaseError(f"the database {self.shown_url} cannot be used: {reason}") from error
 
 

@@ -1,4 +1,4 @@
-"""Shards in a worker's hands: claimed, saved into, finished, given back, and found again when a worker vanishes.
+"""Shards in a worker's hands: claimed, saved into, finished, failed, or given back.
 
 Each claim raises the shard's attempt number, and each write checks it in its own transaction: a worker that lost its
 lease, however late it wakes, changes nothing.
@@ -15,10 +15,11 @@ from jobs.store.database import Database, seconds_from_now
 from jobs.store.lifecycle import cancel_waiting_shards, lock_job, settle_job, start_job
 from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, states_before
 from schemas.message import ShardMessage
+from schemas.question import WHOLE_ROW
 from schemas.tables import batches, jobs, results, row_errors, shards
 
 _PLAN_COLUMNS = [shards.c[name] for name in ShardPlan.__dataclass_fields__]
-_JOB_IS_OPEN = sa.exists().where(
+JOB_IS_OPEN = sa.exists().where(
     jobs.c.id == shards.c.job_id,
     jobs.c.status.in_([JobStatus.QUEUED, JobStatus.RUNNING]),
     jobs.c.cancel_requested_at.is_(None),
@@ -32,6 +33,7 @@ class BatchRecord:
 
     worker_id: int
     backend: str
+    fallback_reason: str | None
     device: str
     dtype: str
     bucket_length: int
@@ -55,15 +57,6 @@ class RowError:
     message: str
 
 
-@dataclass(frozen=True)
-class QueuedShard:
-    """A shard whose message must be sent."""
-
-    job_id: int
-    shard_id: int
-    priority: int
-
-
 def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float) -> Claim | None:
     """Take a waiting shard of an open job; None when there is nothing to take, as for a message that came twice."""
     job_id, shard_id = message.job_id, message.shard_id
@@ -78,7 +71,7 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
                 shards.c.id == shard_id,
                 shards.c.job_id == job_id,
                 shards.c.status.in_(states_before(ShardStatus.RUNNING)),
-                _JOB_IS_OPEN,
+                JOB_IS_OPEN,
             )
             .values(
                 status=ShardStatus.RUNNING,
@@ -156,9 +149,16 @@ def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[Row
     Past the job's `max_row_errors` the job fails: its waiting shards are cancelled and its running ones stop.
     """
     rows = len({error.row_number for error in errors})
+    pairs = sum(len(claim.spec.questions) if error.question == WHOLE_ROW else 1 for error in errors)
     with db.write() as connection:
         lock_job(connection, claim.job_id)
-        _hold(connection, claim, lease_s, row_errors=shards.c.row_errors + rows)
+        _hold(
+            connection,
+            claim,
+            lease_s,
+            row_errors=shards.c.row_errors + rows,
+            unanswered=shards.c.unanswered + pairs,
+        )
         connection.execute(sa.insert(row_errors).values(job_id=claim.job_id), [asdict(error) for error in errors])
         limit = claim.spec.max_row_errors
         total = connection.scalar(sa.select(sa.func.sum(shards.c.row_errors)).where(shards.c.job_id == claim.job_id))
@@ -192,63 +192,12 @@ def give_back(db: Database, claim: Claim) -> None:
     _release(db, claim, status=ShardStatus.QUEUED, sent_at=seconds_from_now())
 
 
-def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> bool:
-    """An attempt ended in an error. Returns True when the shard is queued again, so that its message must be sent."""
+def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> None:
+    """An attempt ended in an error. Its message is left to the sweep: what failed just now may work in a while."""
     with db.write() as connection:
         lock_job(connection, claim.job_id)
-        queued = _count_failure(connection, claim.shard_id, claim.attempt, error, max_attempts)
+        count_failure(connection, claim.shard_id, claim.attempt, error, max_attempts)
         settle_job(connection, claim.job_id)
-    return queued
-
-
-def release_leases(db: Database, owner: str, max_attempts: int) -> list[QueuedShard]:
-    """Count as failed what a worker of this name still held: it died, and its successor has started.
-
-    Returns the shards that are queued again, whose messages must be sent.
-    """
-    return _release_running(db, shards.c.lease_owner == owner, "the worker process died", max_attempts)
-
-
-def expire_leases(db: Database, max_attempts: int, only_job: int | None = None) -> list[QueuedShard]:
-    """Count as failed every attempt whose lease has ended; returns what must be sent, as `release_leases` does."""
-    ended = sa.and_(shards.c.lease_expires_at < seconds_from_now(), _in_job(only_job))
-    return _release_running(db, ended, "the worker vanished: its lease ended", max_attempts)
-
-
-def list_queued(db: Database, job_id: int) -> list[QueuedShard]:
-    """The job's shards that wait for a worker, in order."""
-    waiting = shards.c.job_id == job_id, shards.c.status == ShardStatus.QUEUED
-    selected = sa.select(shards.c.job_id, shards.c.id, jobs.c.priority).join(jobs).where(*waiting)
-    with db.read() as connection:
-        return [QueuedShard(*row) for row in connection.execute(selected.order_by(shards.c.number))]
-
-
-def count_queued(db: Database, only_job: int | None = None) -> int:
-    """Shards that wait for a worker, and so should have a message in the queue."""
-    with db.read() as connection:
-        waiting = shards.c.status == ShardStatus.QUEUED, _JOB_IS_OPEN, _in_job(only_job)
-        return connection.scalar(sa.select(sa.func.count()).select_from(shards).where(*waiting)) or 0
-
-
-def take_unsent(db: Database, sent_before_s: float, limit: int, only_job: int | None = None) -> list[QueuedShard]:
-    """Waiting shards whose message went out longer ago than `sent_before_s` seconds, now marked as sent again."""
-    unsent = shards.c.status == ShardStatus.QUEUED, shards.c.sent_at <= seconds_from_now(-sent_before_s)
-    lost = sa.select(shards.c.id).where(*unsent, _JOB_IS_OPEN, _in_job(only_job)).order_by(shards.c.id).limit(limit)
-    with db.write() as connection:
-        taken = connection.execute(
-            sa.update(shards)
-            .where(shards.c.id.in_(lost.scalar_subquery()), shards.c.status == ShardStatus.QUEUED)
-            .values(sent_at=seconds_from_now())
-            .returning(shards.c.id)
-        ).scalars()
-        sending = (
-            sa.select(shards.c.job_id, shards.c.id, jobs.c.priority).join(jobs).where(shards.c.id.in_(list(taken)))
-        )
-        return [QueuedShard(*row) for row in connection.execute(sending.order_by(shards.c.id))]
-
-
-def _in_job(job_id: int | None) -> sa.ColumnElement[bool]:
-    return sa.true() if job_id is None else shards.c.job_id == job_id
 
 
 def _hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any) -> None:
@@ -273,27 +222,7 @@ def _release(db: Database, claim: Claim, **values: Any) -> JobStatus | None:
         return settle_job(connection, claim.job_id)
 
 
-def _release_running(db: Database, which: sa.ColumnElement[bool], error: str, max_attempts: int) -> list[QueuedShard]:
-    lost = (
-        sa.select(shards.c.id, shards.c.job_id, shards.c.attempt, jobs.c.priority)
-        .join(jobs)
-        .where(shards.c.status == ShardStatus.RUNNING, which)
-    )
-    with db.read() as connection:
-        found = connection.execute(lost).all()
-    queued = []
-    for shard_id, job_id, attempt, priority in found:
-        with db.write() as connection:
-            lock_job(connection, job_id)
-            still_lost = connection.scalar(lost.with_only_columns(shards.c.attempt).where(shards.c.id == shard_id))
-            if still_lost == attempt:
-                if _count_failure(connection, shard_id, attempt, error, max_attempts):
-                    queued.append(QueuedShard(job_id, shard_id, priority))
-                settle_job(connection, job_id)
-    return queued
-
-
-def _count_failure(connection: sa.Connection, shard_id: int, attempt: int, error: str, max_attempts: int) -> bool:
+def count_failure(connection: sa.Connection, shard_id: int, attempt: int, error: str, max_attempts: int) -> bool:
     """Queue the shard again, or fail it after its last attempt, or cancel it with its job. True when queued."""
     running = shards.c.id == shard_id, shards.c.attempt == attempt, shards.c.status == ShardStatus.RUNNING
     shard = connection.execute(sa.select(shards.c.failures, shards.c.job_id).where(*running)).one_or_none()

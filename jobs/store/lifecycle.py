@@ -13,6 +13,7 @@ from schemas.job import (
     JobStatus,
     ShardPlan,
     ShardStatus,
+    TransitionError,
     check_transition,
     states_before,
 )
@@ -39,7 +40,8 @@ def find_by_key(db: Database, key: str, spec: JobSpec) -> int | None:
     if found is None:
         return None
     before, now = JobSpec.model_validate(found.spec), spec
-    if differing := [field for field in JobSpec.model_fields if getattr(before, field) != getattr(now, field)]:
+    answering = JobSpec.model_fields.keys() - {"max_row_errors"}  # a retry may have raised that
+    if differing := sorted(field for field in answering if getattr(before, field) != getattr(now, field)):
         raise IdempotencyError(
             f"idempotency key {key!r} already made job {found.id}, which differs in {', '.join(differing)}; "
             "use another key for another job"
@@ -59,7 +61,7 @@ def create_job(db: Database, spec: JobSpec, options: JobOptions, plans: list[Sha
             sa.insert(jobs)
             .values(
                 **asdict(options),
-                status=JobStatus.PLANNING,
+                status=JobStatus.PLANNING,  # until the shards are in, later in this transaction
                 spec=spec.model_dump(mode="json"),
                 rows=sum(plan.rows for plan in plans),
                 shards=len(plans),
@@ -100,7 +102,7 @@ def request_cancel(db: Database, job_id: int) -> None:
 def retry_job(db: Database, job_id: int, max_row_errors: int | None) -> None:
     """Queue the failed and cancelled shards of a finished job again. Answers that were saved are not scored again.
 
-    `max_row_errors`: a new limit; None keeps the old.
+    `max_row_errors`: a new limit; None keeps the old. Raises TransitionError when the job is over it already.
     """
     unfinished = shards.c.job_id == job_id, shards.c.status.in_([ShardStatus.FAILED, ShardStatus.CANCELLED])
     with db.write() as connection:
@@ -113,9 +115,15 @@ def retry_job(db: Database, job_id: int, max_row_errors: int | None) -> None:
         }
         connection.execute(sa.update(shards).where(*unfinished).values(waiting))
         renewed: dict[str, Any] = {"cancel_requested_at": None, "finished_at": None, "error": None}
+        job = connection.execute(sa.select(jobs.c.spec, jobs.c.row_errors).where(jobs.c.id == job_id)).one()
+        spec = JobSpec.model_validate(job.spec)
         if max_row_errors is not None:
-            spec = JobSpec.model_validate(connection.scalar(sa.select(jobs.c.spec).where(jobs.c.id == job_id)))
-            renewed["spec"] = spec.model_copy(update={"max_row_errors": max_row_errors}).model_dump(mode="json")
+            spec = spec.model_copy(update={"max_row_errors": max_row_errors})
+            renewed["spec"] = spec.model_dump(mode="json")
+        if spec.max_row_errors is not None and job.row_errors > spec.max_row_errors:
+            raise TransitionError(
+                f"job {job_id} has {job.row_errors} row errors; raise max_row_errors={spec.max_row_errors} to go on"
+            )
         _move_job(connection, job_id, JobStatus.QUEUED, **renewed)
 
 
@@ -139,10 +147,11 @@ def start_job(connection: sa.Connection, job_id: int) -> None:
 
 
 def cancel_waiting_shards(connection: sa.Connection, job_id: int) -> None:
-    """Cancel every shard of the job that nobody holds."""
+    """Cancel every shard of the job that nobody holds: those that wait, and those whose lease has ended."""
+    expired = sa.and_(shards.c.status == ShardStatus.RUNNING, shards.c.lease_expires_at < seconds_from_now())
     connection.execute(
         sa.update(shards)
-        .where(shards.c.job_id == job_id, shards.c.status == ShardStatus.QUEUED)
+        .where(shards.c.job_id == job_id, sa.or_(shards.c.status == ShardStatus.QUEUED, expired))
         .values(status=ShardStatus.CANCELLED, finished_at=seconds_from_now())
     )
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from jobs.errors import JobNotFoundError
-from jobs.store.database import Database
+from jobs.store.database import Database, seconds_from_now
 from schemas.job import JobInfo, JobSpec, JobStatus
-from schemas.tables import answers, backend_throughput, job_progress, jobs, results, row_errors, workers
+from schemas.tables import answers, backend_throughput, job_progress, jobs, results, row_errors, shards, workers
 
 RESULT_CHUNK_ROWS = 10_000
 
@@ -95,6 +95,16 @@ def measure_backends(db: Database, job_id: int) -> list[dict[str, Any]]:
     return _rows(db, sa.select(backend_throughput).where(backend_throughput.c.job_id == job_id))
 
 
+def list_files(db: Database, job_id: int) -> list[str]:
+    """The input files of a job."""
+    return [row["file"] for row in _rows(db, sa.select(shards.c.file).where(shards.c.job_id == job_id).distinct())]
+
+
+def list_workers(db: Database, limit: int) -> list[dict[str, Any]]:
+    """The newest starts of workers first, each with the database's time as `now`."""
+    return _rows(db, sa.select(workers, seconds_from_now().label("now")).order_by(workers.c.id.desc()).limit(limit))
+
+
 def list_worker_errors(db: Database, host: str, supervisor_pid: int) -> list[str]:
     """Why the workers that this supervisor started could not boot."""
     failed = workers.c.status == "failed", workers.c.name.endswith(f"@{host}-{supervisor_pid}", autoescape=True)
@@ -108,9 +118,13 @@ def _rows(db: Database, statement: sa.Select[Any]) -> list[dict[str, Any]]:
 
 def _jobs_with_progress() -> sa.Select[Any]:
     progress = job_progress.c
-    return sa.select(jobs, progress.shards_done, progress.answers, progress.row_errors.label("row_errors_so_far")).join(
-        job_progress, progress.job_id == jobs.c.id
-    )
+    return sa.select(
+        jobs,
+        progress.shards_done,
+        progress.answers,
+        progress.unanswered,
+        progress.row_errors.label("row_errors_so_far"),
+    ).join(job_progress, progress.job_id == jobs.c.id)
 
 
 def _job_info(row: sa.Row[Any]) -> JobInfo:
@@ -124,6 +138,7 @@ def _job_info(row: sa.Row[Any]) -> JobInfo:
         shards=row.shards,
         shards_done=row.shards_done,
         answers=row.answers,
+        unanswered=row.unanswered,
         row_errors=row.row_errors_so_far,
         error=row.error,
         cancel_requested=row.cancel_requested_at is not None,

@@ -50,9 +50,11 @@ def mark_failed(db: Database, worker_id: int, error: str) -> None:
     _update(db, worker_id, status="failed", error=error)
 
 
-def mark_stopped(db: Database, worker_id: int) -> None:
-    """The worker has drained and ends."""
-    _update(db, worker_id, status="stopped")
+def mark_stopped(db: Database, name: str) -> None:
+    """The worker's process has ended, drained or not: whoever started it says so, since a killed one cannot."""
+    alive = workers.c.name == name, workers.c.status.in_(["starting", "ready"])
+    with db.write() as connection:
+        connection.execute(sa.update(workers).where(*alive).values(status="stopped"))
 
 
 def beat(db: Database, worker_id: int) -> None:

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 import yaml
 
-from jobs.store import leases, lifecycle, reports
+from jobs.store import lifecycle, recovery, reports
 from jobs.store.database import Database
 from jobs.store.lifecycle import JobOptions
 from schemas.job import JobSpec, JobStatus, ShardPlan
@@ -83,6 +83,8 @@ def test_one_command_scores_a_file_and_the_others_show_what_came_out(
     assert pq.read_table(home / "scores.parquet").num_rows == 450
     assert not list(home.glob("*.partial"))
     assert "Answers" in cli("watch", "1").stdout
+    assert "stopped" in cli("workers").stdout
+    assert "cannot be written" in cli("export", "1", "none/scores.parquet", code=1).stderr
     assert "cannot go from succeeded" in cli("cancel", "1", code=1).stderr
 
 
@@ -133,7 +135,7 @@ def test_run_leaves_a_services_servers_and_other_jobs_alone(
     monkeypatch.setenv("LAYA_BATCH_BROKER_URL", "redis://127.0.0.1:1/0")
     assert "job 2 succeeded" in cli(*run_arguments(tiny_checkpoint)).stdout
     assert reports.get_job(db, 1).status is JobStatus.QUEUED
-    assert leases.count_queued(db) == 1
+    assert recovery.count_queued(db) == 1
     db.close()
 
 
@@ -144,6 +146,7 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_the_run_with_the_reason(
     (broken / "encoder" / "config.json").write_text("{}")
     error = cli(*run_arguments(broken), code=1).stderr
     assert "the worker ended" in error
+    assert "laya-batch run --resume 1" in error
     assert "encoder/config.json" in error
 
 
@@ -178,6 +181,32 @@ def test_a_mistake_is_one_clear_message_and_queues_nothing(cli: Cli, arguments: 
     assert problem in error
     assert "Traceback" not in error
     assert cli("list").stdout.count("│") == 0
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("LAYA_BATCH_DATABASE_URL", "mysql://h/db", "write postgresql://"),
+        ("LAYA_BATCH_BROKER_URL", "redis://h:x/0", "is not a Redis URL"),
+        ("LAYA_BATCH_BROKER_URL", "redis://h/notdb", "is not a Redis URL"),
+        ("LAYA_BATCH_DATA_DIR", "/proc/none", "cannot be made"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_message(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, problem: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    error = cli("list", code=1).stderr
+    assert problem in error
+    assert "Traceback" not in error
+
+
+def test_files_behind_links_and_in_folders_with_commas_are_read(cli: Cli, home: Path, tiny_checkpoint: Path) -> None:
+    real = home / "a, b" / "real.parquet"
+    real.parent.mkdir()
+    (home / "tickets.parquet").rename(real)
+    (home / "tickets.parquet").symlink_to(real)
+    assert "job 1 succeeded" in cli(*run_arguments(tiny_checkpoint)).stdout
 
 
 def test_submitting_imports_no_model_code() -> None:

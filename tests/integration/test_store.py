@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from jobs.errors import DatabaseError, IdempotencyError, JobNotFoundError, LeaseLostError
-from jobs.store import leases, lifecycle, reports, workers
+from jobs.store import leases, lifecycle, recovery, reports, workers
 from jobs.store.database import Database
 from jobs.store.leases import BatchRecord, RowError
 from jobs.store.lifecycle import JobOptions
@@ -50,7 +51,7 @@ def must_claim(db: Database, job_id: int, number: int = 0, lease_s: float = LEAS
 
 def record(db: Database) -> BatchRecord:
     worker_id = workers.start_worker(db, workers.WorkerStart("w", "h", 1, "cpu", "english", "auto"))
-    return BatchRecord(worker_id, "eager", "cpu", "float32", 32, 5, 100, 160, 1.0, 2.0, 3.0, 4.0)
+    return BatchRecord(worker_id, "eager", None, "cpu", "float32", 32, 5, 100, 160, 1.0, 2.0, 3.0, 4.0)
 
 
 def answers(first: int, count: int) -> list[dict[str, Any]]:
@@ -122,7 +123,7 @@ def test_answers_are_saved_with_their_batch_and_skipped_when_claimed_again(db: D
     leases.save_batch(db, second, LEASE_S, record(db), answers(5, 5))
     assert leases.finish_shard(db, second) is JobStatus.SUCCEEDED
     job = reports.get_job(db, job_id)
-    assert (job.answers, job.row_errors, job.rows_done) == (9, 1, 10)
+    assert (job.answers, job.unanswered, job.row_errors, job.rows_done) == (9, 1, 1, 10)
     with db.read() as connection:
         joined = sa.select(sa.func.count(), sa.func.min(batches.c.write_ms)).select_from(results.join(batches))
         count, write_ms = connection.execute(joined).one()
@@ -133,7 +134,7 @@ def test_answers_are_saved_with_their_batch_and_skipped_when_claimed_again(db: D
 def test_a_worker_that_lost_its_lease_changes_nothing(db: Database) -> None:
     job_id = make_job(db, 1)
     stale = must_claim(db, job_id, lease_s=0)
-    assert [lost.shard_id for lost in leases.expire_leases(db, 3)] == [stale.shard_id]
+    assert [lost.shard_id for lost in recovery.expire_leases(db, 3)] == [stale.shard_id]
     fresh = must_claim(db, job_id)
     for write in (
         lambda: leases.save_batch(db, stale, LEASE_S, record(db), answers(0, 3)),
@@ -179,7 +180,7 @@ def test_a_job_finishes_exactly_once_when_its_shards_end_together(db: Database) 
 def test_a_shard_out_of_attempts_fails_its_job_after_the_others_have_ended(db: Database) -> None:
     job_id = make_job(db, 2)
     for attempt in range(2):
-        assert leases.fail_shard(db, must_claim(db, job_id), f"boom {attempt}", 2) is (attempt == 0)
+        leases.fail_shard(db, must_claim(db, job_id), f"boom {attempt}", 2)
     assert claim(db, job_id) is None
     assert reports.get_job(db, job_id).status is JobStatus.RUNNING
     assert leases.finish_shard(db, must_claim(db, job_id, 1)) is JobStatus.FAILED
@@ -191,7 +192,7 @@ def test_retry_queues_only_what_was_left_and_success_is_final(db: Database) -> N
     leases.finish_shard(db, must_claim(db, job_id, 1))
     leases.fail_shard(db, must_claim(db, job_id), "boom", 1)
     lifecycle.retry_job(db, job_id, None)
-    assert [queued.shard_id for queued in leases.list_queued(db, job_id)] == shard_ids(db, job_id)[:1]
+    assert [queued.shard_id for queued in recovery.list_queued(db, job_id)] == shard_ids(db, job_id)[:1]
     assert leases.finish_shard(db, must_claim(db, job_id)) is JobStatus.SUCCEEDED
     for change in (lambda: lifecycle.retry_job(db, job_id, None), lambda: lifecycle.request_cancel(db, job_id)):
         with pytest.raises(TransitionError, match="cannot go from succeeded"):
@@ -213,7 +214,7 @@ def test_a_cancelled_jobs_shard_is_not_queued_again(db: Database) -> None:
     for end in (
         lambda claimed: leases.give_back(db, claimed),
         lambda claimed: leases.fail_shard(db, claimed, "boom", 3),
-        lambda claimed: leases.release_leases(db, "w", 3),
+        lambda claimed: recovery.release_leases(db, "w", 3),
     ):
         job_id = make_job(db, 1)
         claimed = must_claim(db, job_id)
@@ -233,9 +234,11 @@ def test_too_many_row_errors_fail_the_job_and_stop_the_rest(db: Database) -> Non
     assert leases.stop_shard(db, two) is JobStatus.FAILED
     job = reports.get_job(db, job_id)
     assert "3 rows failed, more than max_row_errors=2" in (job.error or "")
+    with pytest.raises(TransitionError, match="has 3 row errors; raise max_row_errors=2"):
+        lifecycle.retry_job(db, job_id, None)
     lifecycle.retry_job(db, job_id, 5)
     assert reports.get_job(db, job_id).spec.max_row_errors == 5
-    assert len(leases.list_queued(db, job_id)) == 3
+    assert len(recovery.list_queued(db, job_id)) == 3
 
 
 def test_questions_of_one_row_that_fail_count_as_one_row(db: Database) -> None:
@@ -245,25 +248,64 @@ def test_questions_of_one_row_that_fail_count_as_one_row(db: Database) -> None:
     assert reports.get_job(db, claimed.job_id).row_errors == 1
 
 
+def test_progress_counts_a_half_answered_row_by_its_questions(db: Database) -> None:
+    questions = {name: {"type": "noul", "instructions": "x"} for name in ("q", "r")}
+    claimed = must_claim(db, make_job(db, 1, questions=questions))
+    errors = [RowError(row, "r", None, "question_does_not_fit", "m") for row in range(ROWS)]
+    leases.save_row_errors(db, claimed, LEASE_S, errors)
+    assert reports.get_job(db, claimed.job_id).rows_done == ROWS // 2
+    leases.save_batch(db, claimed, LEASE_S, record(db), answers(0, ROWS))
+    assert reports.get_job(db, claimed.job_id).rows_done == ROWS
+
+
+def test_cancel_ends_a_shard_whose_worker_has_vanished(db: Database) -> None:
+    job_id = make_job(db, 2)
+    vanished = must_claim(db, job_id, lease_s=0)
+    lifecycle.request_cancel(db, job_id)
+    assert reports.get_job(db, job_id).status is JobStatus.CANCELLED
+    with pytest.raises(LeaseLostError):
+        leases.save_batch(db, vanished, LEASE_S, record(db), answers(0, 2))
+
+
+def test_text_with_nul_is_kept_as_its_picture_on_both_stores(db: Database) -> None:
+    claimed = must_claim(db, make_job(db, 1))
+    leases.save_batch(db, claimed, LEASE_S, record(db), [{**answers(0, 1)[0], "row_id": "a\x00b"}])
+    leases.save_row_errors(db, claimed, LEASE_S, [RowError(1, "*", "c\x00", "not_text", "bad \x00")])
+    (batch,) = reports.read_results(db, claimed.job_id)
+    assert batch.to_pylist()[0]["row_id"] == "a\u2400b"
+
+
+def test_sweeps_cancels_and_failures_at_once_neither_deadlock_nor_send_twice(db: Database) -> None:
+    job_ids = [make_job(db, 300) for _ in range(2)]
+    with ThreadPoolExecutor(6) as threads:
+        sweeps = [threads.submit(recovery.take_unsent, db, 0.2, 1000) for _ in range(4)]
+        cancels = [threads.submit(lifecycle.request_cancel, db, job_id) for job_id in job_ids]
+        sent = [one.shard_id for sweep in sweeps for one in sweep.result()]
+        for cancelled in cancels:
+            cancelled.result()
+    assert len(sent) == len(set(sent))
+    assert all(reports.get_job(db, job_id).status is JobStatus.CANCELLED for job_id in job_ids)
+
+
 def test_a_dead_workers_shards_are_found_at_once_by_its_successor(db: Database) -> None:
     job_id = make_job(db, 2)
     claim(db, job_id, 0, owner="gpu0")
     claim(db, job_id, 1, owner="gpu1")
-    assert [queued.shard_id for queued in leases.release_leases(db, "gpu0", 3)] == shard_ids(db, job_id)[:1]
-    assert leases.release_leases(db, "gpu0", 3) == []
+    assert [queued.shard_id for queued in recovery.release_leases(db, "gpu0", 3)] == shard_ids(db, job_id)[:1]
+    assert recovery.release_leases(db, "gpu0", 3) == []
     assert claim(db, job_id, 1) is None
 
 
 def test_a_waiting_shard_is_sent_again_once_in_a_while(db: Database) -> None:
     job_id = make_job(db, 3)
     must_claim(db, job_id, 1)
-    assert leases.count_queued(db) == 2
-    assert leases.take_unsent(db, 60, 100) == []
-    sent = leases.take_unsent(db, 0, 100)
+    assert recovery.count_queued(db) == 2
+    assert recovery.take_unsent(db, 60, 100) == []
+    sent = recovery.take_unsent(db, 0, 100)
     assert [(one.job_id, one.shard_id, one.priority) for one in sent] == [
         (job_id, shard_id, 5) for shard_id in (shard_ids(db, job_id)[0], shard_ids(db, job_id)[2])
     ]
-    assert leases.take_unsent(db, 60, 100) == []
+    assert recovery.take_unsent(db, 60, 100) == []
 
 
 def test_an_idempotency_key_is_one_job(db: Database) -> None:
@@ -276,6 +318,7 @@ def test_an_idempotency_key_is_one_job(db: Database) -> None:
     with pytest.raises(sa.exc.IntegrityError):
         make_job(db, key="k")
     assert len(reports.list_jobs(db, 10)) == 1
+    assert lifecycle.find_by_key(db, "k", spec.model_copy(update={"max_row_errors": 9})) == job_id
 
 
 def test_a_job_that_could_not_be_queued_leaves_nothing_unless_it_has_begun(db: Database) -> None:
@@ -324,7 +367,18 @@ def test_an_unreachable_database_is_one_line_without_its_password() -> None:
 
 
 def test_a_wrong_database_url_says_how_to_write_one() -> None:
-    with pytest.raises(DatabaseError, match="LAYA_BATCH_DATABASE_URL is not a database URL"):
-        Database("my database")
-    with pytest.raises(DatabaseError, match="write postgresql://"):
-        Database("oracle+nothing://h/d")
+    for url in ("my database", "oracle+nothing://h/d", "mysql://h/db", "postgresql://h:abc/db"):
+        with pytest.raises(DatabaseError, match="LAYA_BATCH_DATABASE_URL is not a database URL; write postgresql://"):
+            Database(url)
+
+
+def test_a_file_that_is_no_database_and_a_folder_that_cannot_be_made_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no database, but long enough to look like one " * 50)
+    no_database = Database(f"sqlite:///{tmp_path / 'file'}")
+    with pytest.raises(DatabaseError, match="file cannot be used: file is not a database"):
+        no_database.check_schema()
+    no_database.close()
+    no_folder = Database(f"sqlite:///{tmp_path / 'file' / 'x.db'}")
+    with pytest.raises(DatabaseError, match="file cannot be made"):
+        no_folder.migrate()
+    no_folder.close()

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import pickle
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -249,6 +250,22 @@ def test_a_killed_workers_shard_is_finished_by_its_successor_at_once(service: Se
     assert time.monotonic() - started < 100
     rows = answered_rows(service, job)
     assert len({(row["row_number"], row["question"]) for row in rows}) == len(rows) == 3600
+
+
+def test_a_successor_that_cannot_boot_takes_no_message_and_the_supervisor_starts_again(
+    service: Service, tiny_checkpoint: Path
+) -> None:
+    checkpoint = Path(shutil.copytree(tiny_checkpoint, service.folder / "checkpoint"))
+    service.settings = service.settings.model_copy(update={"checkpoint": str(checkpoint)})
+    service.start_worker()
+    (pid,) = [row.pid for row in service.query(sa.select(workers.c.pid))]
+    checkpoint.rename(service.folder / "away")
+    os.kill(pid, signal.SIGKILL)
+    service.wait_for(lambda: "ended with code 3" in service.log)
+    (service.folder / "away").rename(checkpoint)
+    job = submit(service, write_tickets(service.folder / "in" / "a.parquet", make_texts(150)))
+    assert wait(service, job).answers == 450
+    assert "failed" in {row.status for row in service.query(sa.select(workers.c.status))}
 
 
 def test_shards_whose_messages_were_lost_are_sent_again(service: Service) -> None:

@@ -30,8 +30,9 @@ VIEWS = {
         SELECT j.id AS job_id, j.name, j.status, j.rows, j.shards, j.questions,
                CAST(COALESCE(SUM(CASE WHEN s.status = 'done' THEN 1 ELSE 0 END), 0) AS INTEGER) AS shards_done,
                CAST(COALESCE(SUM(s.answers), 0) AS BIGINT) AS answers,
+               CAST(COALESCE(SUM(s.unanswered), 0) AS BIGINT) AS unanswered,
                CAST(COALESCE(SUM(s.row_errors), 0) AS BIGINT) AS row_errors,
-               100.0 * COALESCE(SUM(s.answers), 0) / (j.rows * j.questions) AS percent_answered,
+               100.0 * COALESCE(SUM(s.answers + s.unanswered), 0) / (j.rows * j.questions) AS percent_done,
                j.created_at, j.started_at, j.finished_at, j.error
         FROM jobs j
         LEFT JOIN shards s ON s.job_id = j.id
@@ -94,6 +95,7 @@ def upgrade() -> None:
         sa.Column("lease_expires_at", UtcTime(), nullable=True),
         sa.Column("sent_at", UtcTime(), nullable=False),
         sa.Column("answers", sa.BigInteger(), nullable=False),
+        sa.Column("unanswered", sa.BigInteger(), nullable=False),
         sa.Column("row_errors", sa.BigInteger(), nullable=False),
         sa.Column("last_error", sa.Text(), nullable=True),
         sa.Column("started_at", UtcTime(), nullable=True),
@@ -131,6 +133,7 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("worker_id", Id, nullable=False),
         sa.Column("backend", sa.Text(), nullable=False),
+        sa.Column("fallback_reason", sa.Text(), nullable=True),
         sa.Column("device", sa.Text(), nullable=False),
         sa.Column("dtype", sa.Text(), nullable=False),
         sa.Column("bucket_length", sa.Integer(), nullable=False),

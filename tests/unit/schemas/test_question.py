@@ -36,6 +36,7 @@ BAD = [
     ({"type": "noul", "instructions": "x", "option_order": [1, 1]}, "must name each of 0 to 1 once"),
     ({"type": "choice", "instructions": "x", "criteria": ["a"], "option_order": [1]}, "must name each of 0 to 0 once"),
     ({"type": "noul", "instructions": "x", "answers": 2}, "unknown key 'answers'"),
+    ({"type": "noul", "instructions": "a\x00b"}, "holds a NUL character"),
     ("text", "must be a mapping"),
 ]
 

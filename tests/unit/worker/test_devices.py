@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.errors import SettingsError
 from worker.devices import list_devices, parse_devices, pin_environment
 
 TWO_GPUS = """GPU 0: NVIDIA H200 (UUID: GPU-11111111-aaaa-bbbb-cccc-000000000000)
@@ -56,6 +57,15 @@ def test_visible_devices_are_read_as_cuda_reads_them(
 def test_a_machine_without_a_driver_has_one_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert list_devices() == ["cpu"]
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_driver_that_fails_is_an_error_and_not_a_silent_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\necho 'Driver/library version mismatch'\nexit 18\n")
+    with pytest.raises(SettingsError, match="Driver/library version mismatch; mend the driver"):
+        list_devices()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert list_devices() == ["cpu"]
 
 
