@@ -67,21 +67,24 @@ def embedded_worker(settings: Settings, db: Database, job: JobInfo) -> Iterator[
         }
     )
     command = [sys.executable, "-m", "worker", "--exit-with-parent", "--no-restart", "--job", str(job.id)]
-    with _log_file(settings).open("ab") as log:
-        process = subprocess.Popen(
+    with (
+        _log_file(settings).open("ab") as log,
+        subprocess.Popen(
             command,
             env=environment_of(settings),
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,
-        )
+        ) as process,
+    ):
         try:
             yield process
         finally:
             process.terminate()
             try:
-                process.communicate(timeout=DRAIN_TIMEOUT_S)
+                # Its standard input stays open meanwhile: closed, it would be a second signal, which kills.
+                process.wait(DRAIN_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()  # its workers notice, and what they hold comes back when its lease ends
 

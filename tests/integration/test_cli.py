@@ -20,7 +20,7 @@ from jobs.store.database import Database
 from jobs.store.lifecycle import JobOptions
 from schemas.job import JobSpec, JobStatus, ShardPlan
 from schemas.tables import jobs as jobs_table
-from schemas.tables import results
+from schemas.tables import results, shards
 from tests.integration.service import QUESTIONS, make_texts, write_tickets
 
 COMMAND = str(Path(sys.executable).with_name("laya-batch"))
@@ -112,6 +112,8 @@ def test_ctrl_c_leaves_a_job_that_run_resumes(cli: Cli, home: Path, tiny_checkpo
     _, error = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "laya-batch run --resume 1" in error
+    running_shards = sa.select(sa.func.count()).select_from(shards).where(shards.c.status == "running")
+    assert count(running_shards) == 0
     before = count(saved)
     assert 0 < before < 9000
     shown = cli("run", "--resume", "1").stdout
