@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -15,6 +16,8 @@ from jobs.errors import SettingsError
 from schemas.job import BackendName
 
 PREFIX = "LAYA_BATCH_"
+# user and password, host, port, database, options
+_REDIS_SERVER = re.compile(r"rediss?://([^/?#]*@)?(\[[^\]]+\]|[^/?#@:\[\]]+)(:\d+)?(/\d*)?(\?.*)?")
 
 
 def _split_roots(roots: object) -> object:
@@ -24,13 +27,8 @@ def _split_roots(roots: object) -> object:
 
 
 def _is_redis_url(url: SecretStr) -> SecretStr:
-    parts = urlsplit(url.get_secret_value())
-    try:
-        has_port = parts.port != 0
-    except ValueError:
-        has_port = False
-    is_server = parts.scheme in ("redis", "rediss") and (parts.path.strip("/") or "0").isdigit()
-    if not has_port or not (is_server or parts.scheme == "redis+socket"):
+    text = url.get_secret_value()
+    if not (_REDIS_SERVER.fullmatch(text) or text.startswith("redis+socket://")):
         raise ValueError("is not a Redis URL; write redis://host:6379/0, or rediss:// for TLS")
     return url
 

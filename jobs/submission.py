@@ -37,7 +37,7 @@ def build_spec(**asked: Any) -> JobSpec:
             inputs=[_absolute(name) for name in _as_list(inputs)],
             state=_as_list(state),
             questions=questions,
-            checkpoint=_checked_checkpoint(asked.pop("checkpoint")),
+            checkpoint=resolve_checkpoint(asked.pop("checkpoint")),
             **asked,
         )
     except ValidationError as error:
@@ -83,6 +83,18 @@ def send_job(db: Database, settings: Settings, job_id: int) -> None:
         send_shards(settings, queued[start : start + _SEND_CHUNK_SHARDS])
 
 
+def resolve_checkpoint(name: str | Path) -> str:
+    """A folder as an absolute path, once it is seen to hold a checkpoint; a Hub name as it is. Raises InputError."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        if str(name).startswith((".", "/", "~")):
+            raise InputError(f"checkpoint {name}: no such folder")
+        return str(name)
+    if missing := [file for file in _CHECKPOINT_FILES if not (folder / file).is_file()]:
+        raise InputError(f"checkpoint {name}: has no {missing[0]}")
+    return str(folder.absolute())
+
+
 def _made_before(db: Database, key: str | None, spec: JobSpec) -> int | None:
     return None if key is None else lifecycle.find_by_key(db, key, spec)
 
@@ -95,15 +107,3 @@ def _as_list(names: object) -> list[str]:
 
 def _absolute(name: str) -> str:
     return name if is_url(name) else str(Path(name).expanduser().absolute())
-
-
-def _checked_checkpoint(name: str | Path) -> str:
-    """A folder as an absolute path, once it is seen to hold a checkpoint; a Hub name as it is."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        if str(name).startswith((".", "/", "~")):
-            raise InputError(f"checkpoint {name}: no such folder")
-        return str(name)
-    if missing := [file for file in _CHECKPOINT_FILES if not (folder / file).is_file()]:
-        raise InputError(f"checkpoint {name}: has no {missing[0]}")
-    return str(folder.absolute())

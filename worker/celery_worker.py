@@ -11,32 +11,19 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
 from celery import Celery, bootsteps, signals
 
 from jobs.queue import configure_app
 from jobs.settings import Settings, load_settings
+from worker.flag import Flag
 from worker.tasks import ScoreShard
 
 log = logging.getLogger(__name__)
 
 EXIT_BOOT_FAILED = 3
 BOOT_POLL_S = 0.1
-
-
-class Flag:
-    """Set once, seen on both sides of a fork. It has no lock: a signal handler may set it, and no death keep it."""
-
-    def __init__(self) -> None:
-        self._value = RawValue("b", 0)
-
-    def set(self) -> None:
-        self._value.value = 1
-
-    def is_set(self) -> bool:
-        return bool(self._value.value)
 
 
 class Boot:

@@ -7,13 +7,12 @@ import os
 import platform
 import socket
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,19 +21,15 @@ from jobs.errors import LayaBatchError, LeaseLostError
 from jobs.settings import Settings
 from jobs.store import leases, recovery, workers
 from jobs.store.database import Database
+from jobs.submission import resolve_checkpoint
 from laya.packing import default_limits
 from schemas.job import Claim
+from worker.flag import Flag
 from worker.sweep import send_again
 from worker.timing import Stopwatch
 
 RESIDENT_AGENTS = 2  # a job with another checkpoint than the worker's own should not throw that one out
 HEARTBEATS_PER_LEASE = 4
-
-
-class Flag(Protocol):
-    """Something that is set once, in this process or in its parent: a threading or multiprocessing Event."""
-
-    def is_set(self) -> bool: ...
 
 
 class CheckpointChangedError(LayaBatchError):
@@ -65,9 +60,7 @@ class Session:
         if key not in self.agents:
             while len(self.agents) >= RESIDENT_AGENTS:
                 self.agents.popitem(last=False)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # a fallback's reason is recorded with each batch
-                agent = laya.load(checkpoint, backend=backend)
+            agent = laya.load(checkpoint, backend=backend)
             agent.warmup(agent.warmup_shapes(self.limits_of(agent)))
             self.agents[key] = agent
         self.agents.move_to_end(key)
@@ -116,7 +109,7 @@ def boot_session(settings: Settings, owner: str, device: str, draining: Flag) ->
     try:
         send_again(settings, recovery.release_leases(db, owner, settings.max_attempts))
         with watch.time("warmup"):
-            agent = session.agent_for(settings.checkpoint, settings.backend)
+            agent = session.agent_for(resolve_checkpoint(settings.checkpoint), settings.backend)
     except Exception as error:
         workers.mark_failed(db, worker_id, f"{type(error).__name__}: {error}")
         raise
