@@ -241,7 +241,7 @@ def export(
     job_id: JobId, path: Annotated[str, typer.Argument(help="Parquet file to write.", show_default=False)]
 ) -> None:
     """Write a job's answers to a Parquet file."""
-    written = jobs.export(job_id, path)
+    written = jobs.export(job_id, path, progress=True)
     out.print(f"{written:,} answers written to {path}", soft_wrap=True)
 
 

@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from jobs.errors import BrokerError, JobFailedError, OutputError
 from jobs.planning import is_url, open_input
-from jobs.progress import show_progress
+from jobs.progress import show_progress, track_answers
 from jobs.queue import check_broker, configure_app
 from jobs.settings import Settings, load_settings
 from jobs.store import lifecycle, reports
@@ -140,22 +140,23 @@ def results(job_id: int, *, limit: int | None = None, settings: Settings | None 
     return pa.RecordBatchReader.from_batches(reports.RESULT_SCHEMA, chunks())
 
 
-def export(job_id: int, path: str | Path, *, settings: Settings | None = None) -> int:
+def export(job_id: int, path: str | Path, *, progress: bool = False, settings: Settings | None = None) -> int:
     """Write a job's answers to a Parquet file (local, or a URL that pyarrow opens); returns how many.
 
-    The file appears whole or not at all. Raises OutputError when it cannot be written.
+    The file appears whole or not at all, and `progress` shows a bar with the time left. Raises OutputError when it
+    cannot be written.
     """
     filesystem, target = (
         open_input(str(path)) if is_url(str(path)) else (fs.LocalFileSystem(), str(Path(path).absolute()))
     )
-    partial, written = f"{target}.partial", 0
+    partial, written, total = f"{target}.partial", 0, get(job_id, settings=settings).answers
     with results(job_id, settings=settings) as reader:
         try:
             with (
                 filesystem.open_output_stream(partial) as sink,
                 pq.ParquetWriter(sink, reader.schema, compression="zstd") as writer,
             ):
-                for batch in reader:
+                for batch in track_answers(reader, total) if progress else reader:
                     writer.write_batch(batch)
                     written += batch.num_rows
             filesystem.move(partial, target)

@@ -1,12 +1,13 @@
 """A job's progress and summary, drawn for a terminal. Reads nothing: it draws what it is given."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from textwrap import shorten
 from typing import Any
 
+import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from schemas.job import JobInfo, JobStatus
@@ -44,9 +45,21 @@ def show_progress(states: Iterable[JobInfo]) -> JobInfo:
     return previous
 
 
+def track_answers(batches: Iterable[pa.RecordBatch], total: int) -> Iterator[pa.RecordBatch]:
+    """The batches, with a bar of the answers in those that were taken."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("answers, ETA"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        for batch in batches:
+            yield batch
+            progress.advance(task, batch.num_rows)
+
+
 def draw_jobs(found: list[JobInfo]) -> Table:
     """A table of jobs, one a line."""
-    table = Table("id", "name", "status", "rows", "answered", "row errors", "priority", "created (UTC)")
+    table = Table(
+        "id", "name", "status", "rows", "done", "row errors", "priority", Column("created, UTC", no_wrap=True)
+    )
     for job in found:
         status = Text(job.status, style=_COLOURS.get(job.status, "cyan"))
         share = f"{100 * job.rows_done / job.rows:.0f}%"

@@ -12,6 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
+from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
 from jobs.errors import DatabaseError
 from schemas.tables import UtcTime
@@ -134,6 +135,13 @@ class Database:
             raise DatabaseError(f"the database {self.shown_url} cannot be used: {reason}") from error
 
 
+# Changing to WAL takes a lock that SQLite does not wait for by itself, and two programs may open a new file at once.
+@retry(
+    retry=retry_if_exception_message(match=".*locked"),
+    wait=wait_fixed(0.05),
+    stop=stop_after_delay(SQLITE_BUSY_TIMEOUT_S),
+    reraise=True,
+)
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver must not begin transactions of its own
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):

@@ -36,7 +36,9 @@ RESULT_SCHEMA = pa.schema(
 def get_job(db: Database, job_id: int) -> JobInfo:
     """One job with its progress; raises JobNotFoundError."""
     with db.read() as connection:
-        found = connection.execute(_jobs_with_progress().where(jobs.c.id == job_id)).one_or_none()
+        found = connection.execute(
+            _jobs_with_progress().where(jobs.c.id == job_id, job_progress.c.job_id == job_id)
+        ).one_or_none()
     if found is None:
         raise JobNotFoundError(job_id)
     return _job_info(found)
