@@ -12,7 +12,7 @@ from alembic.migration import MigrationContext
 
 from jobs.errors import DatabaseError, IdempotencyError, JobNotFoundError, LeaseLostError
 from jobs.store import leases, lifecycle, recovery, reports, workers
-from jobs.store.database import Database
+from jobs.store.database import Database, seconds_from_now
 from jobs.store.leases import BatchRecord, RowError
 from jobs.store.lifecycle import JobOptions
 from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, TransitionError
@@ -277,8 +277,10 @@ def test_text_with_nul_is_kept_as_its_picture_on_both_stores(db: Database) -> No
 
 def test_sweeps_cancels_and_failures_at_once_neither_deadlock_nor_send_twice(db: Database) -> None:
     job_ids = [make_job(db, 300) for _ in range(2)]
+    with db.write() as connection:
+        connection.execute(sa.update(shards).values(sent_at=seconds_from_now(-3600)))
     with ThreadPoolExecutor(6) as threads:
-        sweeps = [threads.submit(recovery.take_unsent, db, 0.2, 1000) for _ in range(4)]
+        sweeps = [threads.submit(recovery.take_unsent, db, 60, 1000) for _ in range(4)]
         cancels = [threads.submit(lifecycle.request_cancel, db, job_id) for job_id in job_ids]
         sent = [one.shard_id for sweep in sweeps for one in sweep.result()]
         for cancelled in cancels:
