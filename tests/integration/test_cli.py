@@ -176,6 +176,7 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_the_run_with_the_reason(
         (["worker"], "LAYA_BATCH_BROKER_URL"),
         (["status", "7"], "there is no job 7; `laya-batch list` shows the jobs"),
         (["export", "7", "x.parquet"], "there is no job 7"),
+        (["status", "99999999999999999999"], "there is no job 99999999999999999999"),
     ],
 )
 def test_a_mistake_is_one_clear_message_and_queues_nothing(cli: Cli, arguments: list[str], problem: str) -> None:
