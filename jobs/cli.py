@@ -27,7 +27,7 @@ from jobs.settings import Settings, environment_of, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
 from jobs.submission import send_job
-from schemas.job import JobInfo, JobStatus, TransitionError
+from schemas.job import MAX_PRIORITY, JobInfo, JobStatus, TransitionError
 from schemas.question import QuestionSetError
 
 cli = typer.Typer(
@@ -56,7 +56,7 @@ RowId = Annotated[str | None, typer.Option(help="Column whose value is kept with
 Checkpoint = Annotated[str, typer.Option(help="english, multilingual, typed-decisions, a Hub repository, or a folder.")]
 Backend = Annotated[str, typer.Option(help="auto, eager, compile, tilelang or onnx.")]
 Name = Annotated[str | None, typer.Option(help="What to call the job.")]
-Priority = Annotated[int, typer.Option(min=0, max=9, help="0 (nightly) to 9 (urgent).")]
+Priority = Annotated[int, typer.Option(min=0, max=MAX_PRIORITY, help="0 (nightly) to 9 (urgent).")]
 MaxRowErrors = Annotated[int | None, typer.Option(min=0, help="Fail when more rows cannot be scored; unset: never.")]
 JobId = Annotated[
     int,
@@ -90,7 +90,6 @@ def run(  # noqa: PLR0913 - one option each
     if resume is not None and any((*asked, row_id, name, checkpoint != "english", backend != "auto")):
         raise typer.BadParameter("--resume takes all but --max-row-errors and --data-dir from the job")
     with embedded_servers(load_settings(data_dir=data_dir)) as (settings, server), open_database(settings) as db:
-        configure_app(settings)
         if resume is None:
             job = jobs.submit(
                 inputs or [],
@@ -118,6 +117,9 @@ def _wake(db: Database, settings: Settings, job_id: int, max_row_errors: int | N
         raise TransitionError(f"job {job.id} has succeeded; there is nothing to resume")
     if job.is_finished:
         return jobs.retry(job.id, max_row_errors=max_row_errors, settings=settings)
+    if max_row_errors is not None:
+        raise TransitionError(f"job {job.id} is {job.status}; max_row_errors changes only with a job that has ended")
+    configure_app(settings)
     send_job(db, settings, job.id)
     return job
 
@@ -208,7 +210,7 @@ def _job_fields(job: JobInfo) -> dict[str, Any]:
         **{
             name: getattr(job, name) for name in ("id", "name", "status", "priority", "rows", "rows_done", "row_errors")
         },
-        **{name: getattr(job, name) for name in ("answers", "shards", "shards_done", "error")},
+        **{name: getattr(job, name) for name in ("answers", "shards", "shards_done", "cancel_requested", "error")},
         **{name: None if time is None else time.isoformat(timespec="seconds") for name, time in times.items()},
     }
 

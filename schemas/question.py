@@ -122,6 +122,12 @@ class NoulQuestion(_Question):
             raise ValueError(f"key {wrong[0]!r} is not allowed; use only 'true' and 'false'")
         return named
 
+    @model_validator(mode="after")
+    def _order_is_fixed(self) -> "NoulQuestion":
+        if self.option_order is not None:
+            raise ValueError("option_order is not for a noul, whose sides are always read as false, true; remove it")
+        return self
+
     @field_validator("labels")
     @classmethod
     def _both_sides_are_named(cls, labels: dict[str, str] | None) -> dict[str, str] | None:

@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,15 +57,22 @@ def postgres_admin() -> Iterator[sa.Engine]:
     engine.dispose()
 
 
+@contextmanager
+def empty_database(admin: sa.Engine) -> Iterator[str]:
+    """The URL of a new PostgreSQL database that is dropped at the end of the block."""
+    name = f"laya_batch_{uuid.uuid4().hex[:12]}"
+    with admin.connect() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    yield admin.url.set(database=name).render_as_string(hide_password=False)
+    with admin.connect() as connection:
+        connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
 @pytest.fixture
 def postgres_url(postgres_admin: sa.Engine) -> Iterator[str]:
     """A PostgreSQL database of the test's own, empty."""
-    name = f"laya_batch_{uuid.uuid4().hex[:12]}"
-    with postgres_admin.connect() as connection:
-        connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    yield postgres_admin.url.set(database=name).render_as_string(hide_password=False)
-    with postgres_admin.connect() as connection:
-        connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
+    with empty_database(postgres_admin) as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

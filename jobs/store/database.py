@@ -96,6 +96,8 @@ class Database:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise DatabaseError(f"the folder {folder} cannot be made: {error.strerror}") from error
+        if self._revision() == _head_revision():
+            return  # without a writer's lock: the embedded database is opened so by every call
         with self.write() as connection:
             if not self.is_sqlite:
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtext('laya-batch migrations'))"))
@@ -105,14 +107,16 @@ class Database:
 
     def check_schema(self) -> None:
         """Raise DatabaseError unless the tables have this version's shape."""
-        head = ScriptDirectory.from_config(_alembic_config()).get_current_head()
-        with self.read() as connection:
-            current = MigrationContext.configure(connection).get_current_revision()
+        current, head = self._revision(), _head_revision()
         if current != head:
             raise DatabaseError(
                 f"the database {self.shown_url} has schema {current or 'none'}, this version needs {head}; "
                 "run `laya-batch migrate`"
             )
+
+    def _revision(self) -> str | None:
+        with self.read() as connection:
+            return MigrationContext.configure(connection).get_current_revision()
 
     def _connect_args(self) -> dict[str, Any]:
         if self.is_sqlite:
@@ -152,6 +156,10 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     reads = connection.get_execution_options().get("laya_batch_reads", False)
     # A writer takes its lock at once: two that both read first and then write would deadlock.
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _head_revision() -> str | None:
+    return ScriptDirectory.from_config(_alembic_config()).get_current_head()
 
 
 def _alembic_config() -> Config:

@@ -1,11 +1,11 @@
-import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from tests.checkpoints import CheckpointSpec, make_checkpoint
+from tests.conftest import empty_database
 from tests.integration.service import Service, serve
 
 
@@ -29,18 +29,11 @@ def warm_service(
 ) -> Iterator[Service]:
     """A service with one warm worker, on each store, shared by the tests of a file."""
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "sqlite":
-        with serve(f"sqlite:///{folder / 'test.db'}", redis_url, folder, checkpoint=str(tiny_checkpoint)) as one:
-            one.start_worker()
-            yield one
-        return
-    admin: sa.Engine = request.getfixturevalue("postgres_admin")
-    name = f"laya_batch_{uuid.uuid4().hex[:12]}"
-    with admin.connect() as connection:
-        connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    url = admin.url.set(database=name).render_as_string(hide_password=False)
-    with serve(url, redis_url, folder, checkpoint=str(tiny_checkpoint)) as one:
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            url = f"sqlite:///{folder / 'test.db'}"
+        else:
+            url = stack.enter_context(empty_database(request.getfixturevalue("postgres_admin")))
+        one = stack.enter_context(serve(url, redis_url, folder, checkpoint=str(tiny_checkpoint)))
         one.start_worker()
         yield one
-    with admin.connect() as connection:
-        connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))

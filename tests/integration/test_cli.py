@@ -116,6 +116,8 @@ def test_ctrl_c_leaves_a_job_that_run_resumes(cli: Cli, home: Path, tiny_checkpo
     assert count(running_shards) == 0
     before = count(saved)
     assert 0 < before < 9000
+    refused = cli("run", "--resume", "1", "--max-row-errors", "3", code=1).stderr
+    assert "max_row_errors changes only with a job that has ended" in refused
     shown = cli("run", "--resume", "1").stdout
     assert "job 1 succeeded" in shown
     assert count(saved) == 9000

@@ -34,6 +34,7 @@ BAD = [
     ({"type": "noul", "instructions": "x", "criteria": {"yes": "a"}}, "key 'yes' is not allowed"),
     ({"type": "noul", "instructions": "x", "labels": {"true": "a"}}, "must name both"),
     ({"type": "noul", "instructions": "x", "option_order": [1, 1]}, "must name each of 0 to 1 once"),
+    ({"type": "noul", "instructions": "x", "option_order": [1, 0]}, "option_order is not for a noul"),
     ({"type": "choice", "instructions": "x", "criteria": ["a"], "option_order": [1]}, "must name each of 0 to 0 once"),
     ({"type": "noul", "instructions": "x", "answers": 2}, "unknown key 'answers'"),
     ({"type": "noul", "instructions": "a\x00b"}, "holds a NUL character"),
