@@ -3,8 +3,8 @@
 Each stage has a module of its own; a caller that times them calls them one by one, as `predict_batch` does.
 """
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from laya.aot import describe, file_name, write_artifact
 from laya.backends.base import Backend, BackendContext
-from laya.backends.selection import DEFAULT, choose_backend, resolve_backend
+from laya.backends.selection import DEFAULT, Choice, Flags, choose_backend
 from laya.calibration import Temperatures, read_calibration
 from laya.checkpoint import Checkpoint, Limits, load_model, open_checkpoint
-from laya.collation import LEAST_MARKERS, collate, synthetic_inputs
 from laya.decode import Answers, Logits, decode
 from laya.errors import QuestionError, StateError
 from laya.location import find_checkpoint
-from laya.packing import Batch, PackingLimits, Shapes, default_limits, in_batches_of, largest_batches, pack
+from laya.operations import choose_operations
+from laya.packing import Batch, PackingLimits, default_limits, in_batches_of, pack, warmup_shapes
 from laya.precision import choose_device, choose_dtype
 from laya.questions import check_questions
 from laya.replies import render_replies
+from laya.runner import Degradations, Runner
 from laya.sequence import EncodedSequences, PreparedQuestions, SequenceLimits, encode_sequences, prepare_questions
 from laya.settings import Settings, read_settings
 from laya.tokenizer import TextTokenizer
@@ -32,55 +34,74 @@ Questions = Mapping[str, Mapping[str, Any]]
 
 
 class Agent:
-    """One checkpoint on one device. Safe to share between threads: forward passes run one at a time."""
+    """One checkpoint on one device. Safe to share between threads."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         *,
         device: str | torch.device | None = None,
-        backend: str = DEFAULT,
+        backend: str | Choice = DEFAULT,
         strict: bool = False,
         settings: Settings | None = None,
     ) -> None:
         """Raises CheckpointError when the files cannot be loaded, BackendError as `set_backend` does."""
         self.checkpoint = checkpoint
-        self.device = choose_device(device)
-        self.dtype = choose_dtype(self.device, checkpoint.amp_dtype, settings or read_settings())
+        self._settings = settings or read_settings()
         self.temperatures: Temperatures = checkpoint.temperatures
         self.tokenizer = TextTokenizer(checkpoint.tokenizer_path, checkpoint.model_config.vocab_size)
-        self.model = load_model(checkpoint, self.device, self.dtype)
-        self._lock = threading.RLock()  # held by each forward pass, so that whoever changes the backend waits for it
-        self._backend: Backend = resolve_backend(DEFAULT, self._context, strict=True).backend
-        self._fallback_reason: str | None = None
-        self.set_backend(backend, strict=strict)
+        choice = self._choose(backend, self._settings.compile_warmup) if isinstance(backend, str) else backend
+        device = choose_device(device)
+        dtype = choose_dtype(device, checkpoint.amp_dtype, self._settings)
+        # What a hub sends is data; an artifact is a program, and only one made here is looked for beside it.
+        own = () if checkpoint.revision else (checkpoint.path,)
+        folders = (*own, self._settings.cache_dir / "aot")
+        model = load_model(checkpoint, device, dtype)
+        context = BackendContext(model, device, dtype, checkpoint, artifact_folders=folders)
+        self._runner = Runner(context, choice, strict)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self._runner.context.model
+
+    @property
+    def device(self) -> torch.device:
+        return self._runner.context.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the matrix products."""
+        return self._runner.context.dtype
 
     @property
     def backend(self) -> str:
         """The name of the backend that runs, which after a fallback is not the one that was asked for."""
-        return self._backend.name
+        return self._runner.backend.name
 
     @property
     def backend_object(self) -> Backend:
-        return self._backend
+        return self._runner.backend
 
     @property
     def fallback_reason(self) -> str | None:
         """Why the backend asked for does not run; None when it does."""
-        return self._fallback_reason
+        return self._runner.fallback_reason
 
-    def set_backend(self, name: str, strict: bool = False) -> str:
+    @property
+    def degradations(self) -> Degradations:
+        """How often memory was short, since the agent was made."""
+        return self._runner.degradations
+
+    def set_backend(self, name: str, strict: bool = False, warmup: bool | None = None) -> str:
         """Run `name` from now on, after the inference in flight; the name that runs is returned.
 
         A backend that cannot run gives one RuntimeWarning and eager, or BackendError when `strict`; an unknown name
-        always raises BackendError, and whatever ran before goes on.
+        always raises BackendError, and whatever ran before goes on. `warmup=False` leaves compiling to the first
+        request, whose errors then surface there; None does as LAYA_COMPILE_WARMUP says.
         """
-        name = choose_backend(name, fast=False, compile_model=False)
-        with self._lock:
-            resolution = resolve_backend(name, self._context, strict)
-            self._backend.close()
-            self._backend, self._fallback_reason = resolution.backend, resolution.reason
-            return self._backend.name
+        choice = self._choose(name, self._settings.compile_warmup if warmup is None else warmup)
+        self._runner.set_backend(choice, strict)
+        return self.backend
 
     def deaccelerate(self) -> None:
         """Remove whatever backend was installed: eager runs."""
@@ -102,14 +123,11 @@ class Agent:
 
     def pack(self, encoded: EncodedSequences, limits: PackingLimits | None = None) -> list[Batch]:
         """Plan the batches that `forward` takes one by one."""
-        return pack(encoded.lengths, limits or default_limits(self.device.type), self._shapes)
+        return pack(encoded.lengths, limits or default_limits(self.device.type), self._runner.shapes)
 
     def forward(self, encoded: EncodedSequences, batch: Batch) -> Logits:
         """Run one batch on the active backend; the result is on the host when this returns."""
-        inputs = collate(encoded, batch, self.tokenizer.special.pad, self.device)
-        with self._lock:
-            logits, act = self._backend.forward(inputs)
-            return Logits(logits.cpu().numpy(), act.cpu().numpy())
+        return self._runner.forward(encoded, batch)
 
     def decode(self, prepared: PreparedQuestions, encoded: EncodedSequences, batch: Batch, logits: Logits) -> Answers:
         """The answers of one batch at full precision."""
@@ -140,30 +158,27 @@ class Agent:
         return render_replies(f"laya-{self.checkpoint.model_name}", len(states), prepared, encoded, parts)
 
     def warmup_shapes(self, limits: PackingLimits | None = None) -> list[tuple[int, int]]:
-        """(sequences, bucket length) of the largest batch that packing can emit for each bucket length.
+        """(sequences, tokens of each): shapes that, run once, leave the backend warm for every batch under `limits`.
 
         On a CPU, where a large batch takes long and leaves nothing warmer, of one sequence.
         """
-        shapes = largest_batches(limits or default_limits(self.device.type), self._shapes)
+        shapes = warmup_shapes(limits or default_limits(self.device.type), self._runner.shapes)
         return shapes if self.device.type != "cpu" else [(1, length) for _, length in shapes]
 
     def warmup(self, shapes: Iterable[tuple[int, ...]] | None = None) -> None:
-        """Run the active backend once on each shape: (sequences, bucket length[, markers]); errors propagate."""
-        for sequences, length, *markers in self.warmup_shapes() if shapes is None else shapes:
-            shape = (sequences, length, markers[0] if markers else LEAST_MARKERS)
-            with self._lock:
-                logits, _ = self._backend.forward(synthetic_inputs(shape, self.device))
-                logits.cpu()  # waits for the device, so that its errors surface here
+        """Run the active backend once on each shape: (sequences, tokens of each[, markers]); errors propagate."""
+        self._runner.warmup(self.warmup_shapes() if shapes is None else shapes)
 
-    @property
-    def _context(self) -> BackendContext:
-        return BackendContext(self.model, self.device, self.dtype)
+    def export_aot(self, path: str | Path | None = None) -> Path:
+        """As `laya.export_aot`."""
+        context = self._runner.context
+        description = describe(self.checkpoint, context.device, context.dtype)
+        path = Path(path) if path else context.artifact_folders[-1] / file_name(description)
+        write_artifact(context.model, choose_operations(context.device, context.dtype), description, path)
+        return path
 
-    @property
-    def _shapes(self) -> Shapes:
-        return Shapes(
-            self.checkpoint.max_len, self.checkpoint.model_config.most_heads, self._backend.mask_bytes_per_element
-        )
+    def _choose(self, name: str, warm: bool) -> Choice:
+        return choose_backend(name, Flags(), replace(self._settings, compile_warmup=warm))
 
 
 def load(  # noqa: PLR0913 - keyword-only, and the flags of earlier versions are among them
@@ -179,17 +194,35 @@ def load(  # noqa: PLR0913 - keyword-only, and the flags of earlier versions are
     strict: bool = False,
     fast: bool = False,
     compile: bool = False,
+    compile_mode: str = "default",
+    compile_warmup: bool = True,
+    compile_cache: bool = False,
 ) -> Agent:
     """Find, verify and load a checkpoint: a name or alias, a folder, or a Hub id with an optional subfolder.
 
-    `backend` is eager when left out, and beats the flags `fast` and `compile`; `strict` raises where it cannot run.
-    `expected_sha256` maps relative paths to digests; `calibration` is a file that replaces the shipped temperatures;
-    `max_len` and `head_max_len` (tokens) replace the checkpoint's. Raises CheckpointError, BackendError or LayaError.
+    `backend` is eager when left out, and beats the flags `fast` (tilelang) and `compile`; `strict` raises where it
+    cannot run. The flag `compile` works on a CPU too, in `compile_mode` default or reduce-overhead; `compile_warmup`
+    compiles at load, as well as it can; `compile_cache` keeps compiled code in ~/.cache/laya unless
+    TORCHINDUCTOR_CACHE_DIR says where. `expected_sha256` maps relative paths to digests; `calibration` is a file that
+    replaces the shipped temperatures; `max_len` and `head_max_len` (tokens) replace the checkpoint's. Raises
+    CheckpointError, BackendError or LayaError.
     """
-    name = choose_backend(backend, fast, compile)
-    limits = Limits(max_len, head_max_len)
-    opened = open_checkpoint(find_checkpoint(checkpoint, revision), expected_sha256, limits)
-    agent = Agent(opened, device=device, backend=name, strict=strict)
+    settings = read_settings()
+    flags = Flags(fast, compile, compile_mode, compile_warmup, compile_cache)
+    choice = choose_backend(backend, flags, settings)
+    opened = open_checkpoint(find_checkpoint(checkpoint, revision), expected_sha256, Limits(max_len, head_max_len))
+    agent = Agent(opened, device=device, backend=choice, strict=strict, settings=settings)
     if calibration is not None:
         agent.temperatures = read_calibration(calibration)
     return agent
+
+
+def export_aot(checkpoint: str | Path | Agent, path: str | Path | None = None, **options: Any) -> Path:
+    """Compile a checkpoint's forward pass ahead of time, for this device and this torch; the artifact's path.
+
+    Without `path` it goes to ~/.cache/laya/aot, where `backend="aot"` and `auto` find it; they also look beside a
+    checkpoint that is a folder. `options` are `load`'s. It takes minutes, and the artifact is a program: use those
+    only that you made.
+    """
+    agent = checkpoint if isinstance(checkpoint, Agent) else load(checkpoint, **options)
+    return agent.export_aot(path)

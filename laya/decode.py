@@ -20,10 +20,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Logits:
-    """A forward pass on the host: `logits` (n, k) and `act` (n, actions), both float32."""
+    """A forward pass on the host: `logits` (n, k) and `act` (n, actions), both float32.
+
+    Out of memory, it was taken in parts: `splits` times into halves, with `on_cpu` of its sequences on the CPU.
+    """
 
     logits: NDArray[np.float32]
     act: NDArray[np.float32]
+    splits: int = 0
+    on_cpu: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ LayaError
 ├── QuestionError
 ├── StateError
 └── BackendError
+    └── BackendUnavailableError
 """
 
 
@@ -26,3 +27,7 @@ class StateError(LayaError):
 
 class BackendError(LayaError):
     """A backend is unknown, or cannot run here."""
+
+
+class BackendUnavailableError(BackendError):
+    """A backend is not for this machine or model."""

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name every reader of PyTorch knows
 from torch import Tensor, nn
 
-from laya.attention import Masks, MaskSpec, attend, attention_masks, gather, rotary_table, rotate, split_heads
+from laya.attention import Attention, AttentionSpec, rotary_table, split_heads
+from laya.inputs import ModelInputs
+from laya.operations import Operations
 
 ABSENT_LOGIT = -1e4
 HEAD_WIDTH = 64  # of an attention head in the decision layers
@@ -55,26 +57,17 @@ class ModelConfig:
         return max(self.heads, self.decision_heads)
 
 
-@dataclass(frozen=True)
-class ModelInputs:
-    """One padded batch of n sequences of L tokens with up to k options each, all on one device.
-
-    input_ids (n, L) int64; lengths (n) int64, real tokens of each; marker_pos (n, k) int64, 0 where absent;
-    marker_counts (n) int64; qtype (n) int64: choice 0, score 1, noul 2. `padded` is False only when every length is L:
-    known on the host, it spares the mask without a device read.
-    """
-
-    input_ids: Tensor
-    lengths: Tensor
-    marker_pos: Tensor
-    marker_counts: Tensor
-    qtype: Tensor
-    padded: bool = True
-
-
 def in_compute_dtype(name: str) -> bool:
     """Whether the parameter `name` takes part in a matrix product that runs in the compute dtype."""
     return name.startswith(("encoder.layers.", "head.layers.")) and "norm" not in name
+
+
+def place(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Move the model to `device`, its matrix products in `dtype` and all else in float32."""
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(device, dtype if in_compute_dtype(name) else torch.float32)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
 
 
 class Linear(nn.Linear):
@@ -84,17 +77,16 @@ class Linear(nn.Linear):
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
 
-class Attention(nn.Module):
+class EncoderAttention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads = config.heads
         self.Wqkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias)
         self.Wo = Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
 
-    def forward(self, x: Tensor, table: Tensor, mask: Tensor | None) -> Tensor:
-        qkv = self.Wqkv(x).view(*x.shape[:-1], 3, self.heads, -1)
-        query, key = rotate(qkv[:, :, :2], table).unbind(2)
-        out: Tensor = self.Wo(attend(query, key, qkv[:, :, 2], mask))
+    def forward(self, x: Tensor, attention: Attention, full: bool) -> Tensor:
+        qkv = self.Wqkv(x).unflatten(-1, (3, self.heads, -1))
+        out: Tensor = self.Wo(attention.encode(qkv, full))
         return out
 
 
@@ -104,9 +96,8 @@ class GatedMLP(nn.Module):
         self.Wi = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
         self.Wo = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        value, gate = self.Wi(x).chunk(2, dim=-1)
-        out: Tensor = self.Wo(F.gelu(value) * gate)
+    def forward(self, x: Tensor, operations: Operations) -> Tensor:
+        out: Tensor = self.Wo(operations.gated(x, self.Wi))
         return out
 
 
@@ -116,14 +107,9 @@ class EncoderLayer(nn.Module):
         self.full = config.full_layers[index]
         # The embeddings are normalised already, so the first layer has no norm and the checkpoint no key for one.
         self.attn_norm = nn.Identity() if index == 0 else norm(config)
-        self.attn = Attention(config)
+        self.attn = EncoderAttention(config)
         self.mlp_norm = norm(config)
         self.mlp = GatedMLP(config)
-
-    def forward(self, hidden: Tensor, table: Tensor, mask: Tensor | None) -> Tensor:
-        hidden = hidden + self.attn(self.attn_norm(hidden), table, mask)
-        out: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
-        return out
 
 
 def norm(config: ModelConfig) -> nn.LayerNorm:
@@ -142,7 +128,7 @@ class Embeddings(nn.Module):
 
 
 class Encoder(nn.Module):
-    """ModernBERT: (n, L) token ids to (n, L, d) float32, after the final norm."""
+    """ModernBERT: (T) token ids to (T, d) float32, after the final norm."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -158,13 +144,17 @@ class Encoder(nn.Module):
         """The dtype of the matrix products and of the masks."""
         return next(self.layers.parameters()).dtype  # layer 0 has no norm before its first product
 
-    def forward(self, input_ids: Tensor, masks: Masks) -> Tensor:
+    def forward(self, input_ids: Tensor, attention: Attention, operations: Operations) -> Tensor:
         hidden = self.embeddings(input_ids)
-        for layer in self.layers:
-            table, mask = (self.full_table, masks.full) if layer.full else (self.sliding_table, masks.sliding)
-            hidden = layer(hidden, table, mask)
-        out: Tensor = self.final_norm(hidden)
-        return out
+        dtype, normed = self.compute_dtype, hidden
+        # A residual is added where the next norm reads it, so each layer ends with the norm of the one after it.
+        norms = [*(layer.attn_norm for layer in self.layers[1:]), self.final_norm]
+        for layer, next_norm in zip(self.layers, norms, strict=True):
+            hidden, normed = operations.add_norm(hidden, layer.attn(normed, attention, layer.full), layer.mlp_norm, dtype)
+            last = next_norm is self.final_norm
+            update = layer.mlp(normed, operations)
+            hidden, normed = operations.add_norm(hidden, update, next_norm, torch.float32 if last else dtype)
+        return normed
 
 
 class HeadAttention(nn.Module):
@@ -178,21 +168,20 @@ class HeadAttention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * width))
         self.out_proj = Linear(width, width)
 
-    def forward(self, x: Tensor, mask: Tensor | None, at: Tensor | None) -> Tensor:
-        x = x.to(self.in_proj_weight.dtype)
+    def forward(self, x: Tensor, attention: Attention, at: Tensor | None) -> Tensor:
         if at is None:
-            query, key, value = F.linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            mixed = attention.mix(F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.heads, -1)))
         else:
             width = x.shape[-1]
-            query = F.linear(gather(x, at), self.in_proj_weight[:width], self.in_proj_bias[:width])
+            query = F.linear(x[at], self.in_proj_weight[:width], self.in_proj_bias[:width])
             key, value = F.linear(x, self.in_proj_weight[width:], self.in_proj_bias[width:]).chunk(2, dim=-1)
-        query, key, value = (split_heads(part, self.heads) for part in (query, key, value))
-        out: Tensor = self.out_proj(attend(query, key, value, mask))
+            mixed = attention.at(*(split_heads(part, self.heads) for part in (query, key, value)))
+        out: Tensor = self.out_proj(mixed)
         return out
 
 
 class HeadLayer(nn.Module):
-    """A pre-norm transformer layer; with `at` (n, q), only those positions come out: (n, q, d)."""
+    """A pre-norm transformer layer."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -203,27 +192,30 @@ class HeadLayer(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.norm2 = nn.LayerNorm(width)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None, at: Tensor | None = None) -> Tensor:
-        residual = hidden if at is None else gather(hidden, at)
-        residual = residual + self.self_attn(self.norm1(hidden), mask, at)
-        out: Tensor = residual + self.linear2(F.relu(self.linear1(self.norm2(residual))))
+    def feed_forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear2(F.relu(self.linear1(x)))
         return out
 
 
 class Head(nn.Module):
-    """The decision layers, without a final norm: (n, L, d) to (n, q, d) at the positions `at` (n, q)."""
+    """The decision layers, without a final norm: (T, d) float32 to (n, q, d) at the places `at` (n, q)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(HeadLayer(config) for _ in range(config.head_layers))
 
-    def forward(self, hidden: Tensor, mask: Tensor | None, at: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, at: Tensor, attention: Attention, operations: Operations) -> Tensor:
         if not self.layers:
-            return gather(hidden, at)
-        for layer in self.layers[:-1]:
-            hidden = layer(hidden, mask)
+            return hidden[at]
+        dtype = self.layers[0].linear1.weight.dtype
+        normed = self.layers[0].norm1(hidden).to(dtype)
+        for layer, following in zip(self.layers[:-1], self.layers[1:], strict=True):
+            hidden, normed = operations.add_norm(hidden, layer.self_attn(normed, attention, None), layer.norm2, dtype)
+            hidden, normed = operations.add_norm(hidden, layer.feed_forward(normed), following.norm1, dtype)
         # Nothing reads the last layer's other positions.
-        out: Tensor = self.layers[-1](hidden, mask, at)
+        layer = self.layers[-1]
+        hidden, normed = operations.add_norm(hidden[at], layer.self_attn(normed, attention, at), layer.norm2, dtype)
+        out: Tensor = hidden + layer.feed_forward(normed)
         return out
 
 
@@ -258,17 +250,26 @@ class DecisionModel(nn.Module):
         )
         self.register_buffer("temperature", torch.ones(QUESTION_TYPES))
 
-    def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: ModelInputs, operations: Operations | None = None) -> tuple[Tensor, Tensor]:
         """Logits (n, k) float32, ABSENT_LOGIT where an option is absent, and action logits (n, act_outputs) float32."""
-        spec = MaskSpec(self.config.reach, self.encoder.compute_dtype, inputs.padded)
-        masks = attention_masks(inputs.lengths, inputs.input_ids.shape[1], spec)
-        return self.decide(self.encoder(inputs.input_ids, masks), inputs, masks.full)
+        operations = operations or Operations()
+        attention = operations.attention(inputs, self.attention_spec)
+        encoded = self.encoder(inputs.input_ids, attention, operations)
+        return self.decide(encoded, inputs, attention, operations)
 
-    def decide(self, encoded: Tensor, inputs: ModelInputs, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The head and the scoring tail over the encoder's output (n, L, d) float32; `mask` hides the padding."""
-        hidden = encoded + self.type_emb(inputs.qtype)[:, None]
-        first = torch.zeros_like(inputs.marker_pos[:, :1])
-        hidden = self.head(hidden, mask, torch.cat((first, inputs.marker_pos), dim=1))
+    @property
+    def attention_spec(self) -> AttentionSpec:
+        encoder = self.encoder
+        return AttentionSpec(encoder.full_table, encoder.sliding_table, self.config.reach, encoder.compute_dtype)
+
+    def decide(
+        self, encoded: Tensor, inputs: ModelInputs, attention: Attention, operations: Operations
+    ) -> tuple[Tensor, Tensor]:
+        """The head and the scoring tail over the encoder's output (T, d) float32."""
+        hidden = encoded + self.type_emb(inputs.qtype[inputs.sequence])
+        first = inputs.offsets[:-1].long().clamp(max=encoded.shape[0] - 1)  # an empty sequence at the end has none
+        at = torch.cat((first[:, None], inputs.markers), dim=1)
+        hidden = self.head(hidden, at, attention, operations)
         return self.score(hidden[:, 0], hidden[:, 1:], inputs.marker_counts)
 
     def score(self, first: Tensor, options: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

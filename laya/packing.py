@@ -1,4 +1,4 @@
-"""Which sequences run together, and padded to what length. Pure planning over lengths: no tokens, no tensors.
+"""Which sequences run together. Pure planning over lengths: no tokens, no tensors.
 
 Owns the bucket lengths and the budgets of a batch; nothing else decides a shape.
 """
@@ -10,11 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 FINE_STEP, FINE_UNTIL, COARSE_STEP = 16, 256, 64  # tokens
-# What one more forward costs beside its tokens, as tokens: about 4 ms of launches at 130,000 tokens/s. Leftovers of
-# two buckets run together when that pads less than this.
+# What one more forward costs beside its tokens, as tokens: about 4 ms of launches at 130,000 tokens/s. Where a backend
+# pads, a batch takes shorter sequences only until they have padded this much.
 FORWARD_COST_TOKENS = 512
 # A CPU is fastest while a batch's activations stay in its cache: 15-20% faster at 2,048 tokens than at 16,384.
 CPU_MAX_TOKENS = 2_048
+
+# Below this many tokens a GPU waits for the launches, and a recorded graph is replayed instead.
+GRAPH_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096)
+GRAPH_TOKENS_PER_SEQUENCE = 16
+GRAPH_MARKERS = 16
 
 Ints = NDArray[np.int64]
 
@@ -23,7 +28,7 @@ Ints = NDArray[np.int64]
 class PackingLimits:
     """What a batch may not exceed, unless it is a single sequence that does so alone.
 
-    max_tokens: padded tokens. mask_budget_bytes: sequences x heads x L x L x bytes of an attention mask that a backend
+    max_tokens: tokens, with the padding where the backend pads. mask_budget_bytes: sequences x heads x L x L x bytes of an attention mask that a backend
     makes dense. max_sequences: None for no limit. sort_by_length: False keeps the order of the sequences.
     """
 
@@ -41,28 +46,30 @@ class PackingLimits:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What of a model and its backend limits a batch. mask_bytes_per_element is 0 where no dense mask is made."""
+    """What of a model and its backend limits a batch.
+
+    mask_bytes_per_element is 0 where no dense mask is made; `padded` says whether a batch costs its longest sequence
+    for every one, or the tokens it has.
+    """
 
     max_len: int
     heads: int
     mask_bytes_per_element: int
+    padded: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """`index` (n) int64 says which sequences; all are padded to `bucket_length` tokens. `tokens` are the real ones."""
+    """`index` (n) int64 says which sequences; none is longer than `bucket_length`. `tokens` are the real ones,
+    `padded_tokens` those computed."""
 
     index: Ints
     bucket_length: int
     tokens: int
+    padded_tokens: int
 
     def __len__(self) -> int:
         return len(self.index)
-
-    @property
-    def padded_tokens(self) -> int:
-        """The tokens of the batch's shape, the padding included."""
-        return len(self.index) * self.bucket_length
 
 
 def bucket_length(length: int, max_len: int) -> int:
@@ -79,31 +86,53 @@ def bucket_lengths(lengths: Ints, max_len: int) -> Ints:
 
 
 def capacity(bucket: int, limits: PackingLimits, shapes: Shapes) -> int:
-    """The most sequences that fit in one batch of this bucket length; one always does."""
-    fitting = limits.max_tokens // bucket
-    mask_bytes = shapes.heads * bucket * bucket * shapes.mask_bytes_per_element
-    if mask_bytes:
-        fitting = min(fitting, limits.mask_budget_bytes // mask_bytes)
-    if limits.max_sequences is not None:
-        fitting = min(fitting, limits.max_sequences)
-    return max(1, fitting)
+    """The most sequences of this bucket length that fit in one batch; one always does."""
+    return _fitting(np.full(limits.max_tokens // bucket + 1, bucket), limits, shapes)
 
 
 def pack(lengths: Ints, limits: PackingLimits, shapes: Shapes) -> list[Batch]:
     """Plan the batches of sequences of these lengths (tokens): each sequence in exactly one, the longest first."""
-    buckets = bucket_lengths(lengths, shapes.max_len)
-    groups = (
-        _sorted_groups(lengths, buckets, limits, shapes)
-        if limits.sort_by_length
-        else _ordered_groups(buckets, limits, shapes)
-    )
-    return [Batch(index, int(buckets[index].max()), int(lengths[index].sum())) for index in groups]
+    bucket_lengths(lengths, shapes.max_len)
+    order = np.argsort(-lengths, kind="stable") if limits.sort_by_length else np.arange(len(lengths))
+    most = limits.max_tokens // int(lengths.min(initial=limits.max_tokens)) + 1  # sequences that a batch could hold
+    batches = []
+    while len(order):
+        count = _fitting(lengths[order[:most]], limits, shapes)
+        batches.append(plan_batch(order[:count], lengths, shapes))
+        order = order[count:]
+    return batches
+
+
+def plan_batch(index: Ints, lengths: Ints, shapes: Shapes) -> Batch:
+    """The batch of the sequences at `index`, whatever the budgets say."""
+    longest = bucket_length(int(lengths[index].max()), shapes.max_len)
+    tokens = int(lengths[index].sum())
+    return Batch(index, longest, tokens, len(index) * longest if shapes.padded else tokens)
+
+
+def split_batch(batch: Batch, lengths: Ints, shapes: Shapes) -> tuple[Batch, Batch]:
+    """The batch as two, of at least one sequence each."""
+    middle = len(batch) // 2
+    first, second = (plan_batch(index, lengths, shapes) for index in (batch.index[:middle], batch.index[middle:]))
+    return first, second
 
 
 def largest_batches(limits: PackingLimits, shapes: Shapes) -> list[tuple[int, int]]:
     """The largest batch that `pack` can emit for each bucket length: (sequences, bucket length), longest first."""
     every = np.unique(bucket_lengths(np.arange(1, shapes.max_len + 1), shapes.max_len))
     return [(capacity(int(bucket), limits, shapes), int(bucket)) for bucket in every[::-1]]
+
+
+def warmup_shapes(limits: PackingLimits, shapes: Shapes) -> list[tuple[int, int]]:
+    """(sequences, tokens of each) that leave a backend warm: its largest batch, and what else it prepares for.
+
+    Where sequences are padded that is every bucket length's; else the largest batch, and one for each graph shape.
+    """
+    if shapes.padded:
+        return largest_batches(limits, shapes)
+    longest = min(shapes.max_len, limits.max_tokens)
+    small = [(max(1, tokens // shapes.max_len), min(tokens, shapes.max_len)) for tokens in GRAPH_TOKENS]
+    return [(limits.max_tokens // longest, longest), *small]
 
 
 def padding_share(batches: Iterable[Batch]) -> float:
@@ -113,38 +142,37 @@ def padding_share(batches: Iterable[Batch]) -> float:
     return 1 - sum(tokens for tokens, _ in counts) / padded if padded else 0.0
 
 
-def _sorted_groups(lengths: Ints, buckets: Ints, limits: PackingLimits, shapes: Shapes) -> list[Ints]:
-    """Full batches of each bucket, longest first; a bucket's leftover joins the one before where that pays."""
-    order = np.argsort(-lengths, kind="stable")
-    of_one_bucket = np.split(order, np.flatnonzero(np.diff(buckets[order])) + 1) if len(order) else []
-    groups: list[Ints] = []
-    waiting, waiting_bucket = order[:0], 0  # the leftover of longer buckets, not yet a batch
-    for members in of_one_bucket:
-        bucket = int(buckets[members[0]])
-        full = capacity(bucket, limits, shapes)
-        *whole, leftover = np.split(members, range(full, len(members) + 1, full))
-        groups.extend(whole)
-        padding = len(leftover) * (waiting_bucket - bucket)
-        room = capacity(waiting_bucket, limits, shapes) - len(waiting) if len(waiting) else 0
-        if len(leftover) <= room and padding <= FORWARD_COST_TOKENS:
-            waiting = np.concatenate((waiting, leftover))
-        else:
-            groups.append(waiting)
-            waiting, waiting_bucket = leftover, bucket
-    return [group for group in (*groups, waiting) if len(group)]
+def _fitting(lengths: Ints, limits: PackingLimits, shapes: Shapes) -> int:
+    """How many of these sequences, from the first on, run as one batch; one always does."""
+    count = np.arange(1, len(lengths) + 1)
+    longest = np.maximum.accumulate(lengths)
+    bucket = bucket_lengths(longest, shapes.max_len)
+    tokens = np.cumsum(lengths)
+    fits = (count * bucket if shapes.padded else tokens) <= limits.max_tokens
+    fits &= count * bucket * bucket * (shapes.heads * shapes.mask_bytes_per_element) <= limits.mask_budget_bytes
+    if limits.max_sequences is not None:
+        fits &= count <= limits.max_sequences
+    if shapes.padded and limits.sort_by_length:
+        fits &= count * longest - tokens <= FORWARD_COST_TOKENS
+    return max(1, int(fits.sum()))  # each limit, once passed, stays passed
 
 
-def _ordered_groups(buckets: Ints, limits: PackingLimits, shapes: Shapes) -> list[Ints]:
-    """Runs of consecutive sequences, each as long as its longest bucket allows."""
-    groups: list[Ints] = []
-    start, longest = 0, 0
-    for index, bucket in enumerate(buckets.tolist()):
-        longer = max(longest, bucket)
-        if index > start and index - start + 1 > capacity(longer, limits, shapes):
-            groups.append(np.arange(start, index))
-            start, longer = index, bucket
-        longest = longer
-    return [*groups, np.arange(start, len(buckets))] if len(buckets) else groups
+@dataclass(frozen=True)
+class GraphShape:
+    """The sizes a small batch is widened to, so that few graphs serve all."""
+
+    tokens: int
+    sequences: int
+    markers: int = GRAPH_MARKERS
+
+
+def graph_shape(tokens: int, sequences: int, markers: int) -> GraphShape | None:
+    """The smallest shape that holds the batch and one sequence of filling more; None for a batch that needs no graph."""
+    for most in GRAPH_TOKENS:
+        shape = GraphShape(most, most // GRAPH_TOKENS_PER_SEQUENCE)
+        if tokens <= shape.tokens and sequences < shape.sequences and markers <= shape.markers:
+            return shape
+    return None
 
 
 def default_limits(device_type: str) -> PackingLimits:

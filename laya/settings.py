@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from laya.errors import LayaError
 
@@ -13,13 +14,22 @@ class Settings:
 
     cuda_amp: str | None = None  # LAYA_CUDA_AMP: fp16 or bf16
     cpu_amp: str | None = None  # LAYA_CPU_AMP: bf16
+    compile_warmup: bool = True  # LAYA_COMPILE_WARMUP: 0 leaves compiling to the first request
+    cache_dir: Path = field(default_factory=lambda: Path.home() / ".cache" / "laya")  # under XDG_CACHE_HOME
+    inductor_cache_dir: Path = field(default_factory=lambda: Path.home() / ".cache" / "laya" / "inductor")
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings of `environ`. Raises LayaError for a value that is not one of a variable's choices."""
+    home = Path(environ.get("HOME") or Path.home())
+    xdg = Path(environ.get("XDG_CACHE_HOME", ""))
+    inductor = environ.get("LAYA_INDUCTOR_CACHE_DIR", "").strip()
     return Settings(
         cuda_amp=_choice(environ, "LAYA_CUDA_AMP", ("fp16", "bf16")),
         cpu_amp=_choice(environ, "LAYA_CPU_AMP", ("bf16",)),
+        compile_warmup=_choice(environ, "LAYA_COMPILE_WARMUP", ("0", "1")) != "0",
+        cache_dir=(xdg if xdg.is_absolute() else home / ".cache") / "laya",
+        inductor_cache_dir=Path(inductor).expanduser() if inductor else home / ".cache" / "laya" / "inductor",
     )
 
 

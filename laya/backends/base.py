@@ -7,12 +7,29 @@ nothing behind. Which backend runs is `selection`'s choice.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from laya.model import DecisionModel, ModelInputs
+from laya.checkpoint import Checkpoint
+from laya.inputs import ModelInputs
+from laya.model import DecisionModel
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How the compile backend runs. The defaults are those of backend="compile"; `selection` knows the older flag's.
+
+    `cpu` lets it compile for a CPU; `best_effort` makes a failed warm-up a warning and keeps the backend installed.
+    """
+
+    mode: str = "reduce-overhead"
+    cpu: bool = False
+    warm: bool = True  # run it once when it is installed
+    best_effort: bool = False
+    cache_dir: Path | None = None  # of compiled code, unless TORCHINDUCTOR_CACHE_DIR says another
 
 
 @dataclass(frozen=True)
@@ -22,17 +39,26 @@ class BackendContext:
     model: DecisionModel
     device: torch.device
     dtype: torch.dtype  # of the matrix products
+    checkpoint: Checkpoint
+    compiling: CompileOptions = CompileOptions()
+    artifact_folders: tuple[Path, ...] = ()  # where what was compiled ahead of time may lie
 
 
 class Backend(ABC):
     """Runs the forward pass that `DecisionModel.forward` defines, to within the rounding of its dtype."""
 
     name: ClassVar[str]
+    compiles: ClassVar[bool] = False  # whether its first forward pass takes much longer than the next
 
     @property
     @abstractmethod
     def mask_bytes_per_element(self) -> int:
         """Bytes of one element of a dense attention mask (sequences, heads, L, L); 0 when the path makes none."""
+
+    @property
+    @abstractmethod
+    def padded(self) -> bool:
+        """Whether a batch costs as many tokens as its longest sequence for every one."""
 
     @abstractmethod
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:

@@ -1,15 +1,15 @@
 """Which backend runs: names, compatibility flags and fallback. Owns the table of backends, not their code."""
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from laya.backends.base import Backend, BackendContext, BackendFactory
-from laya.errors import BackendError
+from laya.backends.base import Backend, BackendContext, BackendFactory, CompileOptions
+from laya.errors import BackendError, BackendUnavailableError
+from laya.settings import Settings
 
 DEFAULT = "eager"
 AUTO = "auto"
-AUTO_ORDER = ("tilelang", "compile", "eager")
 
 
 def _eager(context: BackendContext) -> Backend:
@@ -18,11 +18,57 @@ def _eager(context: BackendContext) -> Backend:
     return build_eager(context)
 
 
-def _missing(_: BackendContext) -> Backend:
-    raise BackendError("this version of laya has no such backend yet")
+def _compile(context: BackendContext) -> Backend:
+    from laya.backends.compile import build_compile  # noqa: PLC0415
+
+    return build_compile(context)
 
 
-FACTORIES: Mapping[str, BackendFactory] = {"eager": _eager, "compile": _missing, "tilelang": _missing, "onnx": _missing}
+def _tilelang(context: BackendContext) -> Backend:
+    from laya.backends.tilelang import build_tilelang  # noqa: PLC0415
+
+    return build_tilelang(context)
+
+
+def _aot(context: BackendContext) -> Backend:
+    from laya.backends.aot import build_aot  # noqa: PLC0415
+
+    return build_aot(context)
+
+
+def _onnx(context: BackendContext) -> Backend:
+    from laya.backends.onnx import build_onnx  # noqa: PLC0415
+
+    return build_onnx(context)
+
+
+FACTORIES: Mapping[str, BackendFactory] = {
+    "eager": _eager,
+    "compile": _compile,
+    "tilelang": _tilelang,
+    "aot": _aot,
+    "onnx": _onnx,
+}
+AUTO_ORDER = ("aot", "tilelang", "compile", "eager")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The options of `load` from before there were backends, and their defaults."""
+
+    fast: bool = False
+    compile: bool = False
+    compile_mode: str = "default"
+    compile_warmup: bool = True
+    compile_cache: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One backend, by name, and how it compiles where it does."""
+
+    name: str
+    compiling: CompileOptions
 
 
 @dataclass(frozen=True)
@@ -33,37 +79,70 @@ class Resolution:
     reason: str | None = None
 
 
-def choose_backend(backend: str | None, fast: bool, compile_model: bool) -> str:
-    """One name out of an explicit choice and the older flags it beats. Raises BackendError when it is unknown."""
-    flagged = "tilelang" if fast else "compile" if compile_model else DEFAULT
-    name = flagged if backend is None else backend
+def choose_backend(backend: str | None, flags: Flags, settings: Settings) -> Choice:
+    """One choice out of an explicit name and the older flags it beats. Raises BackendError when it is unknown."""
+    if backend is None and flags.compile and not flags.fast:
+        cache_dir = settings.cache_dir / "torchinductor" if flags.compile_cache else None
+        warm = flags.compile_warmup
+        return Choice("compile", CompileOptions(flags.compile_mode, True, warm, best_effort=True, cache_dir=cache_dir))
+    name = backend or ("tilelang" if flags.fast else DEFAULT)
     if name != AUTO and name not in FACTORIES:
         raise BackendError(f"unknown backend {name!r}; choose one of {', '.join((*FACTORIES, AUTO))}")
-    return name
+    return Choice(name, CompileOptions(warm=settings.compile_warmup, cache_dir=settings.inductor_cache_dir))
 
 
-def resolve_backend(name: str, context: BackendContext, strict: bool) -> Resolution:
-    """Build the backend `name`, or eager with one RuntimeWarning that says why.
+def resolve_backend(choice: Choice, context: BackendContext, strict: bool, warm: Callable[[Backend], None]) -> Resolution:
+    """Build and warm the backend chosen, or eager with one RuntimeWarning that says why.
 
-    With `strict`, a backend that cannot run raises BackendError instead. `auto` silently takes the first of its
-    order that runs.
+    With `strict`, a backend that cannot run raises BackendError instead. `auto` silently passes over those that this
+    machine or model is not for. `warm` runs a backend once; what it raises keeps the backend from being used.
     """
-    if name == AUTO:
-        return Resolution(_first_that_runs(context))
-    try:
-        return Resolution(FACTORIES[name](context))
-    except BackendError as error:
-        if strict or name == DEFAULT:
-            raise BackendError(f"backend {name!r} cannot run: {error}") from error
-        reason = f"backend {name!r} cannot run: {error}"
-    warnings.warn(f"{reason}; running {DEFAULT!r} instead", RuntimeWarning, stacklevel=3)
-    return Resolution(FACTORIES[DEFAULT](context), reason)
-
-
-def _first_that_runs(context: BackendContext) -> Backend:
-    for name in AUTO_ORDER[:-1]:
+    context = replace(context, compiling=choice.compiling)
+    reasons: list[str] = []
+    for name in AUTO_ORDER if choice.name == AUTO else (choice.name,):
         try:
-            return FACTORIES[name](context)
-        except BackendError:
-            continue
-    return FACTORIES[AUTO_ORDER[-1]](context)
+            return _explain(reasons, _build(name, context, warm))
+        except BackendUnavailableError as error:
+            if choice.name != AUTO:
+                reasons.append(f"backend {name!r} cannot run: {error}")
+        except BackendError as error:
+            reasons.append(f"backend {name!r} cannot run: {error}")
+        if strict and choice.name != AUTO:
+            raise BackendError(reasons[0])
+    return _explain(reasons, FACTORIES[DEFAULT](context))
+
+
+def _explain(reasons: list[str], backend: Backend) -> Resolution:
+    if not reasons:
+        return Resolution(backend)
+    reason = "; ".join(reasons)
+    warnings.warn(f"{reason}; running {backend.name!r} instead", RuntimeWarning, stacklevel=5)
+    return Resolution(backend, reason)
+
+
+def _build(name: str, context: BackendContext, warm: Callable[[Backend], None]) -> Backend:
+    options = context.compiling
+    backend = FACTORIES[name](context)
+    if not (backend.compiles and options.warm):
+        return backend
+    try:
+        warm(backend)
+    except (RuntimeError, ImportError, OSError) as error:  # what compilers raise
+        cause = _innermost(error)
+        if not options.best_effort:
+            backend.close()
+            raise BackendError(f"its warm-up failed: {cause}") from error
+        warnings.warn(
+            f"warming the compiled model up failed, and requests will fail likewise: {cause}",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+    return backend
+
+
+def _innermost(error: BaseException) -> str:
+    """The compiler's own words, which torch wraps in its own."""
+    while (cause := getattr(error, "inner_exception", None) or error.__cause__) is not None:
+        error = cause
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -111,7 +111,7 @@ def test_warm_up_runs_every_shape_that_packing_can_emit(agent: laya.Agent) -> No
     assert [length for _, length in shapes] == [128, 112, 96, 80, 64, 48, 32, 16]
     agent.warmup()
     agent.warmup([(2, 32, 5), (1, 16)])
-    with pytest.raises(RuntimeError):
+    with pytest.raises(laya.LayaError, match=r"shape \(1, 4096\): expected sequences of 1 to 128 tokens"):
         agent.warmup([(1, 4096)])
 
 

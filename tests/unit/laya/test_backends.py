@@ -10,9 +10,10 @@ import laya
 from laya.backends import selection
 from laya.backends.base import Backend, BackendContext
 from laya.backends.eager import EagerBackend
-from laya.backends.selection import choose_backend
-from laya.errors import BackendError
-from laya.model import ModelInputs
+from laya.backends.selection import Flags, choose_backend
+from laya.errors import BackendError, BackendUnavailableError
+from laya.inputs import ModelInputs
+from laya.settings import Settings
 
 QUESTIONS = {"holds": {"type": "noul", "instructions": "Is it?"}}
 
@@ -60,7 +61,7 @@ def own_agent(checkpoint_path: Path) -> Iterator[laya.Agent]:
 def test_flags_become_one_choice_and_an_explicit_one_wins(
     backend: str | None, fast: bool, compile_model: bool, expected: str
 ) -> None:
-    assert choose_backend(backend, fast, compile_model) == expected
+    assert choose_backend(backend, Flags(fast, compile_model), Settings()).name == expected
 
 
 def test_eager_is_the_default_and_auto_resolves_without_a_warning(own_agent: laya.Agent) -> None:

@@ -34,7 +34,7 @@ def encoded(agent: laya.Agent) -> tuple[PreparedQuestions, EncodedSequences]:
 def decode_all(
     encoded: tuple[PreparedQuestions, EncodedSequences], logits: np.ndarray, act: np.ndarray
 ) -> laya.Answers:
-    batch = Batch(np.arange(len(COUNTS)), 64, 1)
+    batch = Batch(np.arange(len(COUNTS)), 64, 1, 64)
     return decode(*encoded, batch, Logits(logits.astype(np.float32), act.astype(np.float32)), TEMPERATURES)
 
 

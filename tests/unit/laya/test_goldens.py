@@ -79,7 +79,7 @@ def test_decoding_gives_the_published_answers(agent: laya.Agent, checkpoint: str
         logits = np.full((1, case["logits_block_width"]), 99.0, dtype=np.float32)
         logits[0, : len(case["logits"])] = case["logits"]
         found = Logits(logits, np.zeros((1, 2), dtype=np.float32))
-        answers = decode(prepared, encoded, Batch(np.array([0]), 64, 1), found, temperatures)
+        answers = decode(prepared, encoded, Batch(np.array([0]), 64, 1, 64), found, temperatures)
         answers = replace(answers, act_probability=np.array(case["act"][:1]))
         reply = render_replies("m", 1, prepared, encoded, [answers])[0]["answers"]["q"]
         assert_close(reply, case["answer"], name)
@@ -108,7 +108,7 @@ def test_cases_have_the_published_texts_ids_and_answers(tokenizer: TextTokenizer
         assert encoded.markers[start:stop].tolist() == expected[index]["markers"]
     meta = read(file.parent / "meta.json")
     found = Logits(np.array(case["logits"], dtype=np.float32), np.array(case["act_logits"], dtype=np.float32))
-    batch = Batch(np.arange(len(encoded)), 64, 1)
+    batch = Batch(np.arange(len(encoded)), 64, 1, 64)
     answers = decode(prepared, encoded, batch, found, read_temperatures(meta, "reference"))
     reply = render_replies("laya-rl-agent", 1, prepared, encoded, [answers])[0]
     shortened = {key: value for key, value in case["result"].items() if key in reply}

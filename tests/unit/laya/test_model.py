@@ -5,8 +5,10 @@ import torch
 from torch import nn
 from transformers import ModernBertConfig, ModernBertModel
 
-from laya.attention import MaskSpec, attention_masks
-from laya.model import ABSENT_LOGIT, DecisionModel, ModelConfig, ModelInputs, act_features, in_compute_dtype
+from laya.attention import MaskSpec, PaddedAttention, attention_masks
+from laya.inputs import ModelInputs, inputs_of_rows, widen
+from laya.model import ABSENT_LOGIT, DecisionModel, ModelConfig, act_features, in_compute_dtype
+from laya.operations import Operations
 from tests.checkpoints import random_weights
 
 CONFIG = ModelConfig(
@@ -26,20 +28,33 @@ def make_model(config: ModelConfig = CONFIG) -> DecisionModel:
     return model
 
 
-def make_inputs(length: int = 40, counts: tuple[int, ...] = (3, 1, 2)) -> ModelInputs:
+def make_rows(length: int = 40) -> list[torch.Tensor]:
+    """Token ids of three sequences."""
     generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, CONFIG.vocab_size, (3, length), generator=generator)
+    return [ids[0], ids[1, : length // 2], ids[2, :6]]
+
+
+def make_inputs(rows: list[torch.Tensor], counts: tuple[int, ...] = (3, 1, 2)) -> ModelInputs:
+    """The rows end to end, with markers on their first tokens."""
+    lengths = torch.tensor([len(row) for row in rows])
+    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    places = torch.tensor([[1, 3, 5], [2, 0, 0], [1, 4, 0]])[: len(rows)]
     return ModelInputs(
-        input_ids=torch.randint(0, CONFIG.vocab_size, (3, length), generator=generator),
-        lengths=torch.tensor([length, length // 2, 6]),
-        marker_pos=torch.tensor([[1, 3, 5], [2, 0, 0], [1, 4, 0]]),
-        marker_counts=torch.tensor(counts),
-        qtype=torch.tensor([0, 1, 2]),
+        input_ids=torch.cat(rows).int(),
+        positions=torch.cat([torch.arange(len(row)) for row in rows]).int(),
+        sequence=torch.arange(len(rows)).repeat_interleave(lengths).int(),
+        offsets=offsets.int(),
+        markers=offsets[:-1, None] + places % lengths[:, None],
+        marker_counts=torch.tensor(counts[: len(rows)]),
+        qtype=torch.tensor([0, 1, 2])[: len(rows)],
+        longest=int(lengths.max()),
     )
 
 
 @pytest.mark.parametrize("length", [8, 9, 10, 40])
 def test_encoder_equals_transformers_modernbert(length: int) -> None:
-    model, inputs = make_model(), make_inputs(length)
+    model, rows = make_model(), make_rows(length)
     reference = ModernBertModel(
         ModernBertConfig(
             vocab_size=CONFIG.vocab_size,
@@ -53,48 +68,65 @@ def test_encoder_equals_transformers_modernbert(length: int) -> None:
     ).eval()
     weights = {k.removeprefix("encoder."): v for k, v in model.state_dict().items() if k.startswith("encoder.")}
     reference.load_state_dict(weights)
-    real = torch.arange(length) < inputs.lengths[:, None]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    real = torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
+    inputs = make_inputs(rows)
     with torch.no_grad():
-        masks = attention_masks(inputs.lengths, length, MaskSpec(CONFIG.reach, torch.float32, padded=True))
-        ours = model.encoder(inputs.input_ids, masks)
-        theirs = reference(input_ids=inputs.input_ids, attention_mask=real.long()).last_hidden_state
-    assert (ours - theirs)[real].abs().max() <= 1e-5
+        ours = model.encoder(inputs.input_ids, PaddedAttention(inputs, model.attention_spec), Operations())
+        theirs = reference(input_ids=padded, attention_mask=real.long()).last_hidden_state
+    assert (ours - theirs[real]).abs().max() <= 1e-5
 
 
 def test_decision_head_equals_torch_transformer_layers() -> None:
-    model, inputs = make_model(), make_inputs()
+    model, inputs = make_model(), make_inputs(make_rows())
     width = CONFIG.hidden_size
     layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, 0.0, batch_first=True, norm_first=True)
     reference = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     reference.load_state_dict(model.head.state_dict())
-    hidden = torch.randn(3, 40, width, generator=torch.Generator().manual_seed(1))
-    padding = torch.arange(40) >= inputs.lengths[:, None]
-    masks = attention_masks(inputs.lengths, 40, MaskSpec(CONFIG.reach, torch.float32, padded=True))
+    hidden = torch.randn(len(inputs.input_ids), width, generator=torch.Generator().manual_seed(1))
+    rows = hidden.split(inputs.offsets.diff().tolist())
     with torch.no_grad():
-        logits, _ = model.decide(hidden, inputs, masks.full)
-        expected = reference(hidden + model.type_emb(inputs.qtype)[:, None], src_key_padding_mask=padding)
-        scores = model.scorer(expected.gather(1, inputs.marker_pos[..., None].expand(-1, -1, width))).squeeze(-1)
+        logits, _ = model.decide(hidden, inputs, PaddedAttention(inputs, model.attention_spec), Operations())
+        expected = torch.cat([reference((row + model.type_emb.weight[i])[None])[0] for i, row in enumerate(rows)])
+        scores = model.scorer(expected[inputs.markers]).squeeze(-1)
     present = logits != ABSENT_LOGIT
     assert present.sum(dim=1).tolist() == [3, 1, 2]
     torch.testing.assert_close(logits[present], scores[present], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("length", [8, 40])
-def test_padding_changes_no_logit(length: int) -> None:
-    model, inputs = make_model(), make_inputs(length)
+def test_neighbours_change_no_logit(length: int) -> None:
+    model, rows = make_model(), make_rows(length)
     with torch.no_grad():
-        logits, act = model(inputs)
-        for row in range(3):
-            one = {
-                field.name: getattr(inputs, field.name)[row : row + 1]
-                for field in dataclasses.fields(inputs)
-                if field.name != "padded"
-            }
-            one["input_ids"] = one["input_ids"][:, : int(inputs.lengths[row])]
-            alone, act_alone = model(ModelInputs(**one, padded=False))
-            torch.testing.assert_close(alone[0], logits[row], rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(act_alone[0], act[row], rtol=1e-4, atol=1e-4)
+        logits, act = model(make_inputs(rows))
+        for place, row in enumerate(rows):
+            together = make_inputs(rows)
+            alone, act_alone = model(
+                inputs_of_rows(
+                    row[None],
+                    together.markers[place : place + 1] - together.offsets[place],
+                    together.marker_counts[place : place + 1],
+                    together.qtype[place : place + 1],
+                )
+            )
+            torch.testing.assert_close(alone[0], logits[place], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(act_alone[0], act[place], rtol=1e-4, atol=1e-4)
     assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize(("tokens", "sequences", "markers"), [(67, 4, 3), (80, 7, 9)])
+def test_a_wider_shape_changes_no_logit(tokens: int, sequences: int, markers: int) -> None:
+    model, inputs = make_model(), make_inputs(make_rows())
+    assert len(inputs.input_ids) == 66
+    wide = widen(inputs, tokens, sequences, markers)
+    assert (len(wide.input_ids), *wide.markers.shape) == (tokens, sequences, markers)
+    with torch.no_grad():
+        expected, act = model(inputs)
+        logits, wide_act = model(wide)
+    torch.testing.assert_close(logits[:3, :3], expected)
+    torch.testing.assert_close(wide_act[:3], act)
+    assert (logits[:3, 3:] == ABSENT_LOGIT).all()
+    assert widen(inputs, 66, 3, 3) is inputs
 
 
 def test_there_is_no_mask_where_none_is_needed() -> None:
@@ -112,7 +144,7 @@ def test_there_is_no_mask_where_none_is_needed() -> None:
 
 
 def test_every_parameter_gets_a_finite_gradient() -> None:
-    model, inputs = make_model().train(), make_inputs()
+    model, inputs = make_model().train(), make_inputs(make_rows())
     logits, act = model(inputs)
     (logits[logits != ABSENT_LOGIT].square().mean() + act.square().mean()).backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
@@ -120,7 +152,7 @@ def test_every_parameter_gets_a_finite_gradient() -> None:
 
 
 def test_in_bf16_only_the_matrix_products_are_bf16() -> None:
-    model, inputs = make_model(), make_inputs()
+    model, inputs = make_model(), make_inputs(make_rows())
     with torch.no_grad():
         expected, _ = model(inputs)
         for name, parameter in model.named_parameters():
@@ -149,5 +181,5 @@ def test_act_features_follow_their_definition() -> None:
 def test_a_model_without_decision_layers_scores_the_encoder_output() -> None:
     model = make_model(dataclasses.replace(CONFIG, head_layers=0))
     with torch.no_grad():
-        logits, _ = model(make_inputs())
+        logits, _ = model(make_inputs(make_rows()))
     assert logits.shape == (3, 3)

@@ -1,0 +1,132 @@
+"""Compiled ahead of time: an artifact that holds a checkpoint's forward pass for one kind of device.
+
+Owns making an artifact, finding one, and refusing one that does not fit. It holds code only: the parameters stay the
+checkpoint's. Running it is `backends.aot`'s.
+"""
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from laya.backends.compile import forward_step, step_arguments
+from laya.checkpoint import Checkpoint
+from laya.errors import BackendUnavailableError
+from laya.inputs import inputs_of_rows, widen
+from laya.model import DecisionModel
+from laya.operations import Operations
+
+SUFFIX = ".pt2"
+KEYS = ("checkpoint", "torch", "architecture", "dtype", "max_len")
+
+
+class AheadOfTimeModel(nn.Module):
+    """A model whose forward pass takes tensors alone."""
+
+    def __init__(self, model: DecisionModel, operations: Operations) -> None:
+        super().__init__()
+        self.model = model
+        self._step = forward_step(model, operations)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return self._step(*tensors)
+
+    def constants(self, names: list[str]) -> dict[str, Tensor]:
+        """The parameters and buffers an artifact asks for by name."""
+        everything: dict[str, Tensor] = dict([*self.named_parameters(), *self.named_buffers()])
+        return {name: everything[name].detach() for name in names}
+
+
+def describe(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """What an artifact must have been made for."""
+    return {
+        "checkpoint": checkpoint.fingerprint,
+        "torch": torch.__version__,
+        "architecture": architecture(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "max_len": str(checkpoint.max_len),
+    }
+
+
+def architecture(device: torch.device) -> str:
+    """sm_90 and its like; for a CPU, its vector instructions."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"sm_{major}{minor}"
+    return f"{device.type}-{torch.backends.cpu.get_cpu_capability()}"
+
+
+def file_name(description: Mapping[str, str]) -> str:
+    """The artifact's name in a cache, which holds those of many checkpoints."""
+    parts = (description["checkpoint"][:12], *(description[key] for key in KEYS[1:]))
+    return "-".join(parts).replace("+", "_") + SUFFIX
+
+
+def write_artifact(model: DecisionModel, operations: Operations, description: Mapping[str, str], path: Path) -> None:
+    """Compile the model for the device it is on, which takes minutes, and write the artifact at once."""
+    device = next(model.parameters()).device
+    ahead = AheadOfTimeModel(model, operations)
+    arguments = step_arguments(_example(model, device), 32)
+    sizes = tuple({axis: torch.export.Dim.DYNAMIC for axis in range(tensor.dim())} for tensor in arguments)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished{SUFFIX}")
+    with torch.no_grad():
+        program = torch.export.export(ahead, arguments, dynamic_shapes=(sizes,), strict=False)
+        torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=str(unfinished),
+            inductor_configs={
+                "aot_inductor.package_constants_in_so": False,
+                "aot_inductor.metadata": {f"laya_{key}": value for key, value in description.items()},
+            },
+        )
+    unfinished.replace(path)
+
+
+def find_artifact(folders: Sequence[Path], wanted: Mapping[str, str]) -> Path:
+    """The first artifact that fits. Raises BackendUnavailableError when there is none, saying what was found instead."""
+    refused = []
+    for path in (path for folder in folders for path in sorted(folder.glob(f"*{SUFFIX}"))):
+        reason = misfit(path, wanted)
+        if reason is None:
+            return path
+        refused.append(reason)
+    where = " or ".join(str(folder) for folder in folders)
+    raise BackendUnavailableError(
+        "; ".join(refused) or f"no artifact lies in {where}; make one with laya.export_aot(checkpoint)"
+    )
+
+
+def misfit(path: Path, wanted: Mapping[str, str]) -> str | None:
+    """Why the artifact at `path` cannot run what is wanted; None when it can."""
+    try:
+        found = read_description(path)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        return f"{path}: expected an artifact of laya.export_aot: {error}"
+    differences = [
+        f"{key} {wanted[key]} is wanted, it was made for {found.get(key)}" for key in KEYS if found.get(key) != wanted[key]
+    ]
+    return f"{path}: {'; '.join(differences)}" if differences else None
+
+
+def read_description(path: Path) -> dict[str, str]:
+    """What the artifact says it was made for. Raises ValueError when it says nothing."""
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith("_metadata.json"):
+                metadata: dict[str, Any] = json.loads(archive.read(name))
+                return {key: metadata.get(f"laya_{key}", "?") for key in KEYS}
+    raise ValueError("it has no description")
+
+
+def _example(model: DecisionModel, device: torch.device) -> Any:
+    """Inputs whose sizes all differ, so that none is taken for another."""
+    ids = torch.zeros((3, 24), dtype=torch.int64, device=device)
+    markers = torch.zeros((3, 2), dtype=torch.int64, device=device)
+    counts = torch.full((3,), 2, dtype=torch.int64, device=device)
+    return widen(inputs_of_rows(ids, markers, counts, torch.zeros_like(counts)), 80, 5, 4)
+

@@ -1,0 +1,53 @@
+"""The aot backend: an artifact that `laya.export_aot` compiled, run on the checkpoint's parameters."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from laya.aot import AheadOfTimeModel, describe, find_artifact
+from laya.backends.base import Backend, BackendContext
+from laya.backends.compile import step_arguments
+from laya.errors import BackendError
+from laya.inputs import LEAST_MARKERS, ModelInputs, widen
+from laya.operations import choose_operations
+
+
+class AotBackend(Backend):
+    name = "aot"
+
+    def __init__(self, context: BackendContext, artifact: Path) -> None:
+        self._operations = choose_operations(context.device, context.dtype)
+        self._dtype = context.dtype
+        self.artifact = artifact
+        index = context.device.index if context.device.type == "cuda" else -1
+        self._compiled = torch._inductor.aoti_load_package(str(artifact), device_index=index)
+        ahead = AheadOfTimeModel(context.model, self._operations)
+        # Held here, since the artifact reads them where they lie.
+        self._constants = ahead.constants(self._compiled.get_constant_fqns())
+        self._compiled.load_constants(self._constants, check_full_update=True, user_managed=True)
+
+    @property
+    def mask_bytes_per_element(self) -> int:
+        return self._dtype.itemsize if self.padded else 0
+
+    @property
+    def padded(self) -> bool:
+        return self._operations.padded
+
+    def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+        rows, columns = inputs.markers.shape
+        if rows < 2:  # it was exported for two sequences and more
+            inputs = widen(inputs, inputs.input_ids.shape[0] + 1, rows + 1, max(columns, LEAST_MARKERS))
+        with torch.inference_mode():
+            logits, act = self._compiled(*step_arguments(inputs, max(inputs.longest, 2)))
+        return logits[:rows, :columns], act[:rows]
+
+
+def build_aot(context: BackendContext) -> Backend:
+    """Raises BackendUnavailableError when no artifact fits, BackendError when one cannot be loaded."""
+    artifact = find_artifact(context.artifact_folders, describe(context.checkpoint, context.device, context.dtype))
+    try:
+        return AotBackend(context, artifact)
+    except RuntimeError as error:
+        raise BackendError(f"{artifact}: {error}") from error

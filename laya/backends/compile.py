@@ -1,0 +1,128 @@
+"""The compile backend: the model through torch.compile, with every size of a batch dynamic.
+
+Owns what keeps the number of graphs fixed, the CUDA graphs of small batches, and where compiled code is kept. On CUDA
+the packed attention has no mask; on a CPU, where only the older flag compiles, there is one.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo import maybe_mark_dynamic
+
+from laya.backends.base import Backend, BackendContext, CompileOptions
+from laya.errors import BackendError, BackendUnavailableError
+from laya.inputs import LEAST_MARKERS, ModelInputs, widen
+from laya.model import DecisionModel
+from laya.operations import Operations, choose_operations
+from laya.packing import GraphShape, graph_shape
+
+MODES = ("default", "reduce-overhead")
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+# CUDA-graph replays share memory pools and one notion of a step in a process, whichever agent makes them.
+_GRAPH_STEP = threading.Lock()
+
+Step = Callable[..., tuple[Tensor, Tensor]]
+
+
+class CompileBackend(Backend):
+    """Compiles one graph for all sizes, and with `reduce-overhead` one more that is recorded per graph shape."""
+
+    name = "compile"
+    compiles = True
+
+    def __init__(self, context: BackendContext) -> None:
+        options = context.compiling
+        self._dtype = context.dtype
+        self._operations = choose_operations(context.device, context.dtype)
+        step = forward_step(context.model, self._operations)
+        self._step: Step = torch.compile(step, dynamic=True, fullgraph=True)
+        self._graphed: Step | None = None
+        self._max_len = context.checkpoint.max_len
+        if options.mode == "reduce-overhead" and context.device.type == "cuda":
+            self._graphed = torch.compile(step, dynamic=True, fullgraph=True, mode="reduce-overhead")
+
+    @property
+    def mask_bytes_per_element(self) -> int:
+        return self._dtype.itemsize if self.padded else 0
+
+    @property
+    def padded(self) -> bool:
+        return self._operations.padded
+
+    def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+        rows, columns = inputs.markers.shape
+        shape = graph_shape(len(inputs.input_ids), rows, columns) if self._graphed else None
+        with torch.inference_mode():
+            logits, act = self._run(inputs) if shape is None else self._replay(inputs, shape)
+        return logits[:rows, :columns], act[:rows]
+
+    def _run(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+        rows, columns = inputs.markers.shape
+        if rows < 2:  # torch would compile another graph for a single row
+            inputs = widen(inputs, len(inputs.input_ids) + 1, rows + 1, max(columns, LEAST_MARKERS))
+        return self._step(*step_arguments(inputs, max(inputs.longest, 2)))
+
+    def _replay(self, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
+        assert self._graphed is not None
+        inputs = widen(inputs, shape.tokens, shape.sequences, shape.markers)
+        with _GRAPH_STEP:
+            torch.compiler.cudagraph_mark_step_begin()
+            logits, act = self._graphed(*step_arguments(inputs, min(shape.tokens, self._max_len)))
+            return logits.clone(), act.clone()
+
+
+def forward_step(model: DecisionModel, operations: Operations) -> Step:
+    """The forward pass over tensors alone, as a compiler or an exporter wants it.
+
+    The last argument's length (L) stands for `longest`: a size can be dynamic where a number would be a constant.
+    """
+
+    def step(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        *fields, column = tensors
+        logits, act = model(ModelInputs(*fields, longest=column.shape[0]), operations)
+        return logits, act
+
+    return step
+
+
+def step_arguments(inputs: ModelInputs, longest: int) -> tuple[Tensor, ...]:
+    """What `forward_step` takes, with every size marked as one that changes, so that equal ones are not tied."""
+    column = torch.empty(longest, dtype=torch.int8, device=inputs.input_ids.device)
+    tensors = (*inputs.tensors, column)
+    for tensor in tensors:
+        maybe_mark_dynamic(tensor, list(range(tensor.dim())))
+    return tensors
+
+
+def build_compile(context: BackendContext) -> Backend:
+    """Raises BackendUnavailableError off CUDA, unless asked to compile for the CPU; OSError for a cache's folder."""
+    options, device = context.compiling, context.device.type
+    if device != "cuda" and not options.cpu:
+        raise BackendUnavailableError(f"it compiles for CUDA, and the device is {device}")
+    if options.mode not in MODES:
+        raise BackendError(f"compile_mode: expected {' or '.join(MODES)}, found {options.mode!r}")
+    if options.mode == "reduce-overhead" and not _has_graph_steps() and device == "cuda":
+        raise BackendError(
+            f"compile_mode 'reduce-overhead' needs torch.compiler.cudagraph_mark_step_begin, which torch "
+            f"{torch.__version__} has not; use 'default'"
+        )
+    if options.cache_dir is not None:
+        keep_compiled(options.cache_dir)
+    return CompileBackend(context)
+
+
+def keep_compiled(folder: Path, environ: Any = os.environ) -> None:
+    """Let Inductor keep its code in `folder`, for this process and the next, unless it was told another place."""
+    if CACHE_VARIABLE not in environ:
+        folder.mkdir(parents=True, exist_ok=True)
+        environ[CACHE_VARIABLE] = str(folder)
+
+
+def _has_graph_steps() -> bool:
+    return hasattr(torch.compiler, "cudagraph_mark_step_begin")

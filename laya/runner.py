@@ -1,0 +1,149 @@
+"""A model on its device and the backend that runs it. Owns switching backends, and what happens out of memory.
+
+A batch that does not fit is split and tried again; a single sequence that does not fit is run on the CPU, with the
+model moved there for as long as that takes.
+"""
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from laya.backends.base import Backend, BackendContext
+from laya.backends.eager import EagerBackend
+from laya.backends.selection import DEFAULT, Choice, resolve_backend
+from laya.collation import collate
+from laya.decode import Logits
+from laya.errors import LayaError
+from laya.gate import Gate
+from laya.inputs import LEAST_MARKERS, ModelInputs, synthetic_inputs
+from laya.model import ABSENT_LOGIT, place
+from laya.packing import Batch, Shapes, split_batch
+from laya.sequence import EncodedSequences
+
+
+@dataclass
+class Degradations:
+    """What an agent has done, since it was made, to go on without the memory it needed."""
+
+    splits: int = 0  # batches run as two halves
+    on_cpu: int = 0  # sequences run on the CPU
+
+
+class Runner:
+    """Forward passes of one model. Safe to share between threads; several may run at once."""
+
+    def __init__(self, context: BackendContext, choice: Choice, strict: bool) -> None:
+        self.context = context
+        self.degradations = Degradations()
+        self._gate = Gate()  # forward passes share it; whoever changes the backend or moves the model is alone
+        self._choice = choice
+        self.backend: Backend
+        self.fallback_reason: str | None
+        self._install(choice, strict)
+
+    @property
+    def shapes(self) -> Shapes:
+        """What packing must know of the model and its backend."""
+        checkpoint = self.context.checkpoint
+        mask_bytes, padded = self.backend.mask_bytes_per_element, self.backend.padded
+        return Shapes(checkpoint.max_len, checkpoint.model_config.most_heads, mask_bytes, padded)
+
+    def set_backend(self, choice: Choice, strict: bool) -> None:
+        """Run `choice` after the forward passes in flight; raises as `resolve_backend` does, and what ran goes on."""
+        with self._gate.alone():
+            before = self.backend
+            self._install(choice, strict)
+            before.close()
+
+    def forward(self, encoded: EncodedSequences, batch: Batch) -> Logits:
+        """Run one batch; the result is on the host when this returns."""
+        logits = self._try(encoded, batch)
+        if logits is not None:
+            return logits
+        if self.context.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if len(batch) == 1:
+            return self._forward_on_cpu(encoded, batch)
+        self.degradations.splits += 1
+        first, second = (self.forward(encoded, half) for half in split_batch(batch, encoded.lengths, self.shapes))
+        return join(first, second)
+
+    def warm(self, backend: Backend, shapes: Iterable[tuple[int, ...]]) -> None:
+        """Run `backend` once on each shape: (sequences, tokens of each[, markers]); errors propagate."""
+        max_len = self.context.checkpoint.max_len
+        for sequences, length, *markers in shapes:
+            if not 1 <= length <= max_len:
+                raise LayaError(f"warm-up shape ({sequences}, {length}): expected sequences of 1 to {max_len} tokens")
+            shape = (sequences, length, markers[0] if markers else LEAST_MARKERS)
+            logits, _ = backend.forward(synthetic_inputs(shape, self.context.device))
+            logits.cpu()  # waits for the device, so that its errors surface here
+
+    def warmup(self, shapes: Iterable[tuple[int, ...]]) -> None:
+        """`warm` for the active backend."""
+        with self._gate.shared():
+            self.warm(self.backend, shapes)
+
+    def _install(self, choice: Choice, strict: bool) -> None:
+        # Every kind of batch once: several sequences, and one.
+        shapes = ((2, min(64, self.context.checkpoint.max_len)), (1, min(16, self.context.checkpoint.max_len)))
+        resolution = resolve_backend(choice, self.context, strict, lambda backend: self.warm(backend, shapes))
+        self._choice = choice
+        self.backend, self.fallback_reason = resolution.backend, resolution.reason
+
+    def _try(self, encoded: EncodedSequences, batch: Batch) -> Logits | None:
+        """None when there was not enough memory. The error ends here, and with it what its traceback holds."""
+        try:
+            with self._gate.shared():
+                return _on_host(self.backend, collate(encoded, batch, self.context.device))
+        except torch.OutOfMemoryError:
+            if self.context.device.type == "cpu" and len(batch) == 1:
+                raise
+            return None
+
+    def _forward_on_cpu(self, encoded: EncodedSequences, batch: Batch) -> Logits:
+        self.degradations.on_cpu += len(batch)
+        home, host = self.context, replace(self.context, device=torch.device("cpu"), dtype=torch.float32)
+        with self._gate.alone():
+            name = self.backend.name
+            self.backend.close()
+            place(home.model, host.device, host.dtype)
+            if home.device.type == "cuda":
+                torch.cuda.empty_cache()
+            try:
+                logits = _on_host(EagerBackend(host), collate(encoded, batch, host.device))
+            finally:
+                self._return_home(name)
+        return replace(logits, on_cpu=len(batch))
+
+    def _return_home(self, name: str) -> None:
+        """The model back to its device and backend, or, where it does not fit any more, to the CPU for good."""
+        home = self.context
+        try:
+            place(home.model, home.device, home.dtype)
+            # Built again rather than kept: the parameters lie elsewhere now, and recorded graphs know addresses.
+            self.backend = resolve_backend(replace(self._choice, name=name), home, False, lambda _: None).backend
+        except torch.OutOfMemoryError:
+            self.context = replace(home, device=torch.device("cpu"), dtype=torch.float32)
+            place(home.model, self.context.device, self.context.dtype)
+            self.backend = EagerBackend(self.context)
+            self.fallback_reason = f"the model no longer fits in the memory of {home.device}"
+            warnings.warn(f"{self.fallback_reason}; running {DEFAULT!r} on the CPU", RuntimeWarning, stacklevel=5)
+
+
+def join(first: Logits, second: Logits) -> Logits:
+    """The results of a batch's two halves as of one."""
+    width = max(first.logits.shape[1], second.logits.shape[1])
+    wide = [
+        np.pad(part.logits, ((0, 0), (0, width - part.logits.shape[1])), constant_values=ABSENT_LOGIT)
+        for part in (first, second)
+    ]
+    act = np.concatenate((first.act, second.act))
+    return Logits(np.concatenate(wide), act, 1 + first.splits + second.splits, first.on_cpu + second.on_cpu)
+
+
+def _on_host(backend: Backend, inputs: ModelInputs) -> Logits:
+    logits, act = backend.forward(inputs)
+    return Logits(logits.cpu().numpy(), act.cpu().numpy())
