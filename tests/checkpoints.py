@@ -44,6 +44,7 @@ class CheckpointSpec:
     head_max_len: int = 48
     seed: int = 0
     older_rope_keys: bool = False
+    scale: float = 0.1  # standard deviation of the weights
     encoder: dict[str, Any] = field(default_factory=dict)
     agent: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +62,7 @@ def make_checkpoint(folder: Path, spec: CheckpointSpec = CheckpointSpec()) -> Pa
     write_json(folder / "encoder" / "config.json", encoder)
     agent = agent_config(spec)
     write_json(folder / "rl_agent_config.json", agent)
-    weights = random_weights(DecisionModel(read_model_config(encoder, agent, spec.max_len)), spec.seed)
+    weights = random_weights(DecisionModel(read_model_config(encoder, agent, spec.max_len)), spec.seed, spec.scale)
     save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -118,11 +119,11 @@ def agent_config(spec: CheckpointSpec) -> dict[str, Any]:
     }
 
 
-def random_weights(model: DecisionModel, seed: int) -> dict[str, torch.Tensor]:
+def random_weights(model: DecisionModel, seed: int, scale: float = 0.1) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, value in model.state_dict().items():
-        drawn = torch.randn(value.shape, generator=generator) * 0.1
+        drawn = torch.randn(value.shape, generator=generator) * scale
         weights[name] = 1 + drawn if "norm" in name and name.endswith("weight") else drawn
     weights["scorer.0.weight"] = 1 + weights["scorer.0.weight"]
     weights["scorer.3.weight"] *= 10
