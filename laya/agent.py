@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from laya.aot import describe, file_name, write_artifact
 from laya.backends.base import Backend, BackendContext
 from laya.backends.selection import DEFAULT, Choice, Flags, choose_backend
 from laya.calibration import Temperatures, read_calibration
 from laya.checkpoint import Checkpoint, Limits, load_model, open_checkpoint
 from laya.decode import Answers, Logits, decode
-from laya.errors import QuestionError, StateError
+from laya.errors import BackendError, QuestionError, StateError
 from laya.location import find_checkpoint
 from laya.operations import choose_operations
 from laya.packing import Batch, PackingLimits, default_limits, in_batches_of, pack, warmup_shapes
@@ -51,14 +50,16 @@ class Agent:
         self.temperatures: Temperatures = checkpoint.temperatures
         self.tokenizer = TextTokenizer(checkpoint.tokenizer_path, checkpoint.model_config.vocab_size)
         choice = self._choose(backend, self._settings.compile_warmup) if isinstance(backend, str) else backend
-        device = choose_device(device)
+        self._runner = Runner(self._make_context(device), choice, strict)
+
+    def _make_context(self, asked: str | torch.device | None) -> BackendContext:
+        checkpoint, device = self.checkpoint, choose_device(asked)
         dtype = choose_dtype(device, checkpoint.amp_dtype, self._settings)
         # What a hub sends is data; an artifact is a program, and only one made here is looked for beside it.
         own = () if checkpoint.revision else (checkpoint.path,)
         folders = (*own, self._settings.cache_dir / "aot")
         model = load_model(checkpoint, device, dtype)
-        context = BackendContext(model, device, dtype, checkpoint, artifact_folders=folders)
-        self._runner = Runner(context, choice, strict)
+        return BackendContext(model, device, dtype, checkpoint, artifact_folders=folders)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -171,6 +172,8 @@ class Agent:
 
     def export_aot(self, path: str | Path | None = None) -> Path:
         """As `laya.export_aot`."""
+        from laya.aot import describe, file_name, write_artifact  # noqa: PLC0415 - the compiler takes long to import
+
         context = self._runner.context
         description = describe(self.checkpoint, context.device, context.dtype)
         path = Path(path) if path else context.artifact_folders[-1] / file_name(description)
@@ -197,6 +200,7 @@ def load(  # noqa: PLR0913 - keyword-only, and the flags of earlier versions are
     compile_mode: str = "default",
     compile_warmup: bool = True,
     compile_cache: bool = False,
+    onnx_path: str | Path | None = None,
 ) -> Agent:
     """Find, verify and load a checkpoint: a name or alias, a folder, or a Hub id with an optional subfolder.
 
@@ -204,14 +208,22 @@ def load(  # noqa: PLR0913 - keyword-only, and the flags of earlier versions are
     cannot run. The flag `compile` works on a CPU too, in `compile_mode` default or reduce-overhead; `compile_warmup`
     compiles at load, as well as it can; `compile_cache` keeps compiled code in ~/.cache/laya unless
     TORCHINDUCTOR_CACHE_DIR says where. `expected_sha256` maps relative paths to digests; `calibration` is a file that
-    replaces the shipped temperatures; `max_len` and `head_max_len` (tokens) replace the checkpoint's. Raises
-    CheckpointError, BackendError or LayaError.
+    replaces the shipped temperatures; `max_len` and `head_max_len` (tokens) replace the checkpoint's. `backend="onnx"`
+    gives an ONNXAgent on the graph at `onnx_path`, or at `laya.onnx` in the checkpoint's folder, and never falls back.
+    Raises CheckpointError, BackendError or LayaError.
     """
     settings = read_settings()
     flags = Flags(fast, compile, compile_mode, compile_warmup, compile_cache)
     choice = choose_backend(backend, flags, settings)
     opened = open_checkpoint(find_checkpoint(checkpoint, revision), expected_sha256, Limits(max_len, head_max_len))
-    agent = Agent(opened, device=device, backend=choice, strict=strict, settings=settings)
+    if choice.name == "onnx":
+        from laya.onnx import ONNXAgent  # noqa: PLC0415 - it builds on this module
+
+        agent: Agent = ONNXAgent(opened, onnx_path=onnx_path, device=device, settings=settings)
+    elif onnx_path is not None:
+        raise BackendError(f"onnx_path is for backend='onnx', not {choice.name!r}")
+    else:
+        agent = Agent(opened, device=device, backend=choice, strict=strict, settings=settings)
     if calibration is not None:
         agent.temperatures = read_calibration(calibration)
     return agent

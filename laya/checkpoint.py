@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from laya.calibration import Temperatures, read_temperatures
 from laya.errors import CheckpointError
 from laya.location import OPTIONAL_FILES, REQUIRED_FILES, Location
-from laya.model import DecisionModel, ModelConfig, in_compute_dtype, parameter_shapes
+from laya.model import DecisionModel, ModelConfig, in_compute_dtype, parameter_shapes, shape_model
 from laya.precision import DTYPES
 
 WEIGHTS = "model.safetensors"
@@ -94,8 +94,7 @@ def open_checkpoint(
 
 def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> DecisionModel:
     """The model on `device` for inference, its matrix products in `dtype`; the tensors go straight to the device."""
-    with torch.device("meta"):
-        model = DecisionModel(checkpoint.model_config)
+    model = shape_model(checkpoint.model_config)
     weights = {}
     with safe_open(checkpoint.path / WEIGHTS, framework="pt", device=str(device)) as file:
         for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping

@@ -10,10 +10,12 @@ own matrix product, and all else, the residual stream above all, stays float32.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every reader of PyTorch knows
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from laya.attention import Attention, AttentionSpec, rotary_table, split_heads
 from laya.inputs import ModelInputs
@@ -281,8 +283,27 @@ class DecisionModel(nn.Module):
         return logits, act
 
 
+class _Uninitialised(TorchFunctionMode):
+    """Leaves parameters as they were allocated.
+
+    Not only to save time: on the meta device PyTorch would import its compiler for it, which sets the environment.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (Tensor.uniform_, Tensor.normal_) or getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def shape_model(config: ModelConfig) -> DecisionModel:
+    """A model whose parameters have shapes and no values, to be given some."""
+    with torch.device("meta"), _Uninitialised():
+        return DecisionModel(config)
+
+
 def parameter_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """The keys and shapes a checkpoint of this configuration must have."""
-    with torch.device("meta"):
-        model = DecisionModel(config)
-    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    return {name: tuple(value.shape) for name, value in shape_model(config).state_dict().items()}

@@ -32,7 +32,7 @@ class PackingLimits:
     makes dense. max_sequences: None for no limit. sort_by_length: False keeps the order of the sequences.
     """
 
-    max_tokens: int = 16_384
+    max_tokens: int = 32_768
     mask_budget_bytes: int = 256 * 2**20
     max_sequences: int | None = None
     sort_by_length: bool = True

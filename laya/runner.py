@@ -124,7 +124,8 @@ class Runner:
         try:
             place(home.model, home.device, home.dtype)
             # Built again rather than kept: the parameters lie elsewhere now, and recorded graphs know addresses.
-            self.backend = resolve_backend(replace(self._choice, name=name), home, False, lambda _: None).backend
+            resolution = resolve_backend(replace(self._choice, name=name), home, False, lambda _: None)
+            self.backend, self.fallback_reason = resolution.backend, resolution.reason or self.fallback_reason
         except torch.OutOfMemoryError:
             self.context = replace(home, device=torch.device("cpu"), dtype=torch.float32)
             place(home.model, self.context.device, self.context.dtype)

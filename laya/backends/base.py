@@ -41,6 +41,7 @@ class BackendContext:
     dtype: torch.dtype  # of the matrix products
     checkpoint: Checkpoint
     compiling: CompileOptions = CompileOptions()
+    onnx_path: Path | None = None  # of an exported graph; None: laya.onnx in the checkpoint's folder
     artifact_folders: tuple[Path, ...] = ()  # where what was compiled ahead of time may lie
 
 

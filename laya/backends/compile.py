@@ -4,9 +4,10 @@ Owns what keeps the number of graphs fixed, the CUDA graphs of small batches, an
 the packed attention has no mask; on a CPU, where only the older flag compiles, there is one.
 """
 
+import functools
 import os
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,6 @@ from laya.packing import GraphShape, graph_shape
 
 MODES = ("default", "reduce-overhead")
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-
-# CUDA-graph replays share memory pools and one notion of a step in a process, whichever agent makes them.
-_GRAPH_STEP = threading.Lock()
 
 Step = Callable[..., tuple[Tensor, Tensor]]
 
@@ -58,7 +56,8 @@ class CompileBackend(Backend):
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape
         shape = graph_shape(len(inputs.input_ids), rows, columns) if self._graphed else None
-        with torch.inference_mode():
+        # Not inference mode: torch compiles again for tensors that were made in it.
+        with torch.no_grad():
             logits, act = self._run(inputs) if shape is None else self._replay(inputs, shape)
         return logits[:rows, :columns], act[:rows]
 
@@ -69,12 +68,25 @@ class CompileBackend(Backend):
         return self._step(*step_arguments(inputs, max(inputs.longest, 2)))
 
     def _replay(self, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
+        return graph_thread().submit(self._replay_alone, inputs, shape).result()
+
+    def _replay_alone(self, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
         assert self._graphed is not None
-        inputs = widen(inputs, shape.tokens, shape.sequences, shape.markers)
-        with _GRAPH_STEP:
+        with torch.no_grad():
+            inputs = widen(inputs, shape.tokens, shape.sequences, shape.markers)
             torch.compiler.cudagraph_mark_step_begin()
             logits, act = self._graphed(*step_arguments(inputs, min(shape.tokens, self._max_len)))
-            return logits.clone(), act.clone()
+            return logits.clone(), act.clone()  # the next replay, of whichever agent, writes over them
+
+
+@functools.cache
+def graph_thread() -> ThreadPoolExecutor:
+    """The one thread that replays CUDA graphs in this process.
+
+    Replays share memory pools and one notion of a step, whichever agent makes them, so they come one after another;
+    and torch knows a recorded graph only in the thread that recorded it.
+    """
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="laya-graphs")
 
 
 def forward_step(model: DecisionModel, operations: Operations) -> Step:
@@ -94,7 +106,8 @@ def forward_step(model: DecisionModel, operations: Operations) -> Step:
 def step_arguments(inputs: ModelInputs, longest: int) -> tuple[Tensor, ...]:
     """What `forward_step` takes, with every size marked as one that changes, so that equal ones are not tied."""
     column = torch.empty(longest, dtype=torch.int8, device=inputs.input_ids.device)
-    tensors = (*inputs.tensors, column)
+    # No views: the graph would depend on the sizes of what they are views of.
+    tensors = tuple(tensor.clone() if tensor._is_view() else tensor for tensor in (*inputs.tensors, column))
     for tensor in tensors:
         maybe_mark_dynamic(tensor, list(range(tensor.dim())))
     return tensors
@@ -105,16 +118,21 @@ def build_compile(context: BackendContext) -> Backend:
     options, device = context.compiling, context.device.type
     if device != "cuda" and not options.cpu:
         raise BackendUnavailableError(f"it compiles for CUDA, and the device is {device}")
-    if options.mode not in MODES:
-        raise BackendError(f"compile_mode: expected {' or '.join(MODES)}, found {options.mode!r}")
-    if options.mode == "reduce-overhead" and not _has_graph_steps() and device == "cuda":
-        raise BackendError(
-            f"compile_mode 'reduce-overhead' needs torch.compiler.cudagraph_mark_step_begin, which torch "
-            f"{torch.__version__} has not; use 'default'"
-        )
+    check_mode(options.mode, device)
     if options.cache_dir is not None:
         keep_compiled(options.cache_dir)
     return CompileBackend(context)
+
+
+def check_mode(mode: str, device: str) -> None:
+    """Raises BackendError for a mode that is none, or that this torch cannot run on the device."""
+    if mode not in MODES:
+        raise BackendError(f"compile_mode: expected {' or '.join(MODES)}, found {mode!r}")
+    if mode == "reduce-overhead" and device == "cuda" and not _has_graph_steps():
+        raise BackendError(
+            f"compile_mode {mode!r} needs torch.compiler.cudagraph_mark_step_begin, which torch {torch.__version__} "
+            "has not; use 'default'"
+        )
 
 
 def keep_compiled(folder: Path, environ: Any = os.environ) -> None:

@@ -162,7 +162,7 @@ def test_where_padding_costs_near_lengths_run_together_and_far_ones_do_not() -> 
 def test_the_mask_budget_caps_long_batches_of_a_large_model() -> None:
     shapes = Shapes(max_len=1024, heads=12, mask_bytes_per_element=2, padded=True)
     assert capacity(1024, PackingLimits(), shapes) == 10
-    assert capacity(1024, PackingLimits(), Shapes(1024, 12, 0, padded=False)) == 16
+    assert capacity(1024, PackingLimits(), Shapes(1024, 12, 0, padded=False)) == 32
     assert capacity(1024, PackingLimits(mask_budget_bytes=1), shapes) == 1
 
 
@@ -172,7 +172,7 @@ def test_limits_below_one_are_refused() -> None:
 
 
 def test_a_cpu_takes_smaller_batches() -> None:
-    assert default_limits("cpu").max_tokens < default_limits("cuda").max_tokens == 16_384
+    assert default_limits("cpu").max_tokens < default_limits("cuda").max_tokens == 32_768
 
 
 @given(tokens=st.integers(1, 6000), sequences=st.integers(1, 300), markers=st.integers(2, 20))

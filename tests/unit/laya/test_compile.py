@@ -1,0 +1,206 @@
+"""torch.compile for real: on the CPU through the flag, on CUDA as a backend."""
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import laya
+from laya.backends import compile as compile_backend
+from laya.backends.compile import CACHE_VARIABLE, CompileBackend, keep_compiled
+from laya.errors import BackendError
+from laya.inputs import inputs_of_rows
+from laya.settings import Settings, read_settings
+
+QUESTIONS: dict[str, Any] = {
+    "topic": {"type": "choice", "instructions": "Which?", "criteria": ["a", "b", "c"]},
+    "holds": {"type": "noul", "instructions": "Is it?"},
+}
+CUDA = torch.cuda.is_available()
+ROWS, TOKENS, MARKERS = (1, 2, 3, 5, 8, 13), (2, 16, 17, 40, 128), (2, 3, 7)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No graph of another test's, and no cache of the developer's."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "inductor"))
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+def run_shapes(agent: laya.Agent) -> int:
+    """Every combination of rows, tokens and markers, beside eager; how many."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = list(itertools.product(ROWS, TOKENS, MARKERS))
+    bound = 1e-4 if agent.dtype == torch.float32 else 0.06
+    for rows, tokens, markers in shapes:
+        ids = torch.randint(5, 200, (rows, tokens), generator=generator)
+        places = torch.randint(0, tokens, (rows, markers), generator=generator)
+        tensors = (ids, places, torch.full((rows,), markers), torch.zeros(rows, dtype=torch.int64))
+        inputs = replace(inputs_of_rows(*(tensor.to(agent.device) for tensor in tensors)), equal=False)
+        found = agent.backend_object.forward(inputs)[0]
+        with torch.inference_mode():
+            expected = agent.model(inputs)[0]
+        assert (found.float().softmax(-1) - expected.float().softmax(-1)).abs().max() <= bound
+    return len(shapes)
+
+
+def test_one_graph_serves_every_shape_on_a_cpu(checkpoint_path: Path, fresh: None) -> None:
+    agent = laya.load(checkpoint_path, device="cpu", compile=True)
+    assert agent.backend == "compile"
+    assert isinstance(agent.backend_object, CompileBackend)
+    assert run_shapes(agent) == 90 >= 60
+    assert counters["stats"]["unique_graphs"] == 1
+    assert agent.predict("a state", QUESTIONS)["answers"].keys() == QUESTIONS.keys()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+def test_two_graphs_serve_every_shape_on_cuda(
+    checkpoint_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAYA_CUDA_AMP", "fp16")
+    agent = laya.load(checkpoint_path, device="cuda", backend="compile", strict=True)
+    assert run_shapes(agent) == 90
+    assert counters["stats"]["unique_graphs"] <= 2
+
+
+def test_the_compile_backend_is_for_cuda(checkpoint_path: Path) -> None:
+    if CUDA:
+        pytest.skip("here it runs")
+    with pytest.warns(RuntimeWarning, match="'compile' cannot run: it compiles for CUDA.*; running 'eager'") as caught:
+        agent = laya.load(checkpoint_path, backend="compile")
+    assert len(caught) == 1
+    assert agent.backend == "eager"
+
+
+def test_compile_options_are_checked_where_they_count_only(checkpoint_path: Path, tmp_path: Path) -> None:
+    before = dict(os.environ)
+    options: dict[str, Any] = {"compile_mode": "fastest", "compile_cache": True}
+    assert laya.load(checkpoint_path, device="cpu", **options).backend == "eager"
+    assert laya.load(checkpoint_path, device="cpu", backend="eager", compile=True, **options).backend == "eager"
+    assert dict(os.environ) == before
+    with pytest.raises(BackendError, match="compile_mode: expected default or reduce-overhead, found 'fastest'"):
+        laya.load(checkpoint_path, device="cpu", compile=True, compile_mode="fastest", strict=True)
+
+
+def test_the_cache_is_placed_only_where_none_was_said(tmp_path: Path) -> None:
+    environ: dict[str, str] = {}
+    keep_compiled(tmp_path / "a", environ)
+    assert environ == {CACHE_VARIABLE: str(tmp_path / "a")}
+    assert (tmp_path / "a").is_dir()
+    keep_compiled(tmp_path / "b", environ)
+    assert environ == {CACHE_VARIABLE: str(tmp_path / "a")}
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        keep_compiled(tmp_path / "file" / "c", {})
+
+
+def test_settings_say_where_caches_are() -> None:
+    read = read_settings({"HOME": "/h", "XDG_CACHE_HOME": "/x"})
+    assert (read.cache_dir, read.inductor_cache_dir) == (Path("/x/laya"), Path("/h/.cache/laya/inductor"))
+    assert read_settings({"HOME": "/h", "XDG_CACHE_HOME": "relative"}).cache_dir == Path("/h/.cache/laya")
+    read = read_settings({"HOME": "/h", "LAYA_INDUCTOR_CACHE_DIR": "/i", "LAYA_COMPILE_WARMUP": "0"})
+    assert (read.inductor_cache_dir, read.compile_warmup) == (Path("/i"), False)
+    with pytest.raises(laya.LayaError, match="LAYA_COMPILE_WARMUP='maybe': expected 0 or 1"):
+        read_settings({"LAYA_COMPILE_WARMUP": "maybe"})
+    assert Settings().compile_warmup
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("no compiler here\nand more")
+
+
+def test_a_failed_warm_up_of_the_flag_warns_and_requests_fail_likewise(
+    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    with pytest.warns(RuntimeWarning, match="requests will fail likewise: RuntimeError: no compiler here$") as caught:
+        agent = laya.load(checkpoint_path, device="cpu", compile=True)
+    assert len(caught) == 1
+    assert (agent.backend, agent.fallback_reason) == ("compile", None)
+    with pytest.raises(RuntimeError, match="no compiler here"):
+        agent.predict("a", QUESTIONS)
+    with pytest.raises(RuntimeError, match="no compiler here"):
+        agent.warmup([(1, 16)])
+
+
+def test_without_warm_up_the_first_request_meets_the_compiler(
+    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    agent = laya.load(checkpoint_path, device="cpu", compile=True, compile_warmup=False)
+    with pytest.raises(RuntimeError, match="no compiler here"):
+        agent.predict("a", QUESTIONS)
+
+
+def test_a_failed_warm_up_of_the_backend_falls_back(
+    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch, agent: laya.Agent
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    monkeypatch.setattr(compile_backend, "build_compile", lambda context: CompileBackend(context))
+    with pytest.warns(RuntimeWarning, match="its warm-up failed: RuntimeError: no compiler here; running 'eager'"):
+        fallen = laya.load(checkpoint_path, device="cpu", backend="compile")
+    assert fallen.backend == "eager"
+    with pytest.raises(BackendError, match="no compiler here"):
+        fallen.set_backend("compile", strict=True)
+    assert fallen.set_backend("compile", warmup=False) == "compile"
+    with pytest.raises(RuntimeError, match="no compiler here"):
+        fallen.predict("a", QUESTIONS)
+
+
+def test_graph_mode_needs_steps(checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_backend, "_has_graph_steps", lambda: False)
+    with pytest.raises(BackendError, match="needs torch.compiler.cudagraph_mark_step_begin, which torch .* has not"):
+        compile_backend.check_mode("reduce-overhead", "cuda")
+    compile_backend.check_mode("reduce-overhead", "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+def test_kept_outputs_survive_replays_by_two_agents_in_threads(checkpoint_path: Path, fresh: None) -> None:
+    agents = [laya.load(checkpoint_path, device="cuda", backend="compile", strict=True) for _ in range(2)]
+    states = [f"state {i}" for i in range(30)]
+    expected = [agent.predict_batch(states, QUESTIONS) for agent in agents]
+    found: list[Any] = [[]] * 8
+
+    def work(place: int) -> None:
+        found[place] = [agents[place % 2].predict_batch(states, QUESTIONS) for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for place, replies in enumerate(found):
+        assert len(replies) == 5
+        assert all(reply == expected[place % 2] for reply in replies)
+
+
+def test_loading_without_compiling_leaves_the_environment_alone(checkpoint_path: Path) -> None:
+    program = (
+        "import os, sys, laya; before = dict(os.environ); laya.load(sys.argv[1], device='cpu');"
+        f"assert os.environ == before; print(os.environ.get({CACHE_VARIABLE!r}))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(checkpoint_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    assert run.stdout.strip() == "None"
