@@ -1,0 +1,81 @@
+"""Rotary positions: the reference, the CUDA they lower to, and the answers on a GPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from laya import tl_kernels
+from laya.attention import rotary_table, rotate
+from laya.errors import BackendError
+from laya.tl_kernels import reference
+from tests.kernels.kernel_checks import ARCHES, HALVES, ROUNDING, TOKENS, error, gpu, needs_tilelang, random
+
+
+def table(length: int, width: int) -> Tensor:
+    """(2, length, width / 2) float32."""
+    return rotary_table(length, width, 10_000.0)
+
+
+def test_reference_turns_pairs_as_complex_numbers() -> None:
+    qkv = random(6, 3, 2, 32, dtype=torch.float64, device=torch.device("cpu"))
+    positions = torch.tensor([0, 1, 2, 0, 1, 7], dtype=torch.int32)
+    cos_sin = table(8, 32).double()
+    turn = torch.complex(cos_sin[0], cos_sin[1])[positions.long()][:, None, None, :]
+    want = qkv.clone()
+    turned = torch.complex(qkv[:, :2, :, :16], qkv[:, :2, :, 16:]) * turn
+    want[:, :2] = torch.cat((turned.real, turned.imag), dim=-1)
+    torch.testing.assert_close(reference.rope(qkv, positions, cos_sin), want)
+
+
+def test_reference_is_the_models_rotation() -> None:
+    qkv = random(9, 3, 4, 64, dtype=torch.float32, device=torch.device("cpu"))
+    want = rotate(qkv[:, :2], table(9, 64)[:, :, None, None])
+    got = reference.rope(qkv.clone(), torch.arange(9, dtype=torch.int32), table(9, 64))
+    torch.testing.assert_close(got[:, :2], want)
+    assert torch.equal(got[:, 2], qkv[:, 2])
+
+
+def test_reference_refuses_a_position_beyond_the_table() -> None:
+    qkv = random(2, 3, 1, 32, dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(BackendError, match="9 tokens exceeds the table of 8"):
+        reference.rope(qkv, torch.tensor([0, 8], dtype=torch.int32), table(8, 32))
+
+
+@needs_tilelang
+def test_factory_refuses_a_head_that_is_not_whole_accesses() -> None:
+    with pytest.raises(ValueError, match="multiple of 16"):
+        tl_kernels.rope_kernel(4, 24)
+
+
+@needs_tilelang
+@pytest.mark.parametrize("arch", ARCHES)
+def test_lowers_to_16_byte_accesses(arch: str) -> None:
+    assert "(uint4*)(qkv" in tl_kernels.rope_kernel(16, 64).cuda_source(arch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(("heads", "width"), [(16, 64), (12, 64), (4, 32)])
+def test_gpu_matches_float64(heads: int, width: int, dtype: torch.dtype) -> None:
+    """One rounding of the result to `dtype`."""
+    device = gpu()
+    turns = table(1024, width).to(device)
+    for tokens in TOKENS:
+        qkv = random(tokens, 3, heads, width, dtype=dtype, device=device)
+        positions = torch.randint(1024, (tokens,), dtype=torch.int32, device=device)
+        want = reference.rope(qkv.double(), positions, turns.double())
+        values = qkv[:, 2].clone()
+        assert tl_kernels.rope(qkv, positions, turns, 1024) is qkv
+        assert error(qkv[:, :2], want[:, :2]) < ROUNDING[dtype], tokens
+        assert torch.equal(qkv[:, 2], values)
+
+
+@pytest.mark.gpu
+def test_gpu_never_invents_a_position() -> None:
+    device = gpu()
+    qkv = random(3, 3, 4, 64, dtype=torch.bfloat16, device=device)
+    turns = table(8, 64).to(device)
+    with pytest.raises(BackendError, match="9 tokens exceeds the table of 8"):
+        tl_kernels.rope(qkv, torch.zeros(3, dtype=torch.int32, device=device), turns, 9)
+    tl_kernels.rope(qkv, torch.tensor([7, 8, -1], dtype=torch.int32, device=device), turns)
+    assert not qkv[0].isnan().any() and qkv[1:, :2].isnan().all() and not qkv[1:, 2].isnan().any()
