@@ -76,7 +76,7 @@ def measure(agent: laya.Agent, workload: str, encoded: laya.EncodedSequences) ->
     batches = agent.pack(encoded)
     _reset_peak(agent)
     repeats = 2 if len(encoded) > 64 else 10
-    seconds = best_seconds(lambda: [agent.forward(encoded, batch) for batch in batches], agent.device, repeats)
+    seconds = best_seconds(lambda: list(agent.forward_each(encoded, batches)), agent.device, repeats)
     return rates(agent, workload, encoded, seconds)
 
 

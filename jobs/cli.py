@@ -53,7 +53,20 @@ Inputs = Annotated[list[str], typer.Argument(help="Parquet files, folders, globs
 Questions = Annotated[Path, typer.Option(help="YAML or JSON file of questions.", show_default=False)]
 State = Annotated[list[str], typer.Option(help="Column of the text or conversation; repeat it to make a JSON object.")]
 RowId = Annotated[str | None, typer.Option(help="Column whose value is kept with each answer.")]
-Checkpoint = Annotated[str, typer.Option(help="english, multilingual, typed-decisions, a Hub repository, or a folder.")]
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        help="english, multilingual, typed-decisions, a Hub repository, or a folder; "
+        "router: english or multilingual, by each row's language."
+    ),
+]
+Route = Annotated[
+    list[str] | None,
+    typer.Option(help="For router: where one is, as english=FOLDER or multilingual=FOLDER; repeat it."),
+]
+LanguageColumn = Annotated[
+    str | None, typer.Option(help="For router: column of each row's language; unset or null: detected.")
+]
 Backend = Annotated[str, typer.Option(help="auto, eager, compile, tilelang or onnx.")]
 Name = Annotated[str | None, typer.Option(help="What to call the job.")]
 Priority = Annotated[int, typer.Option(min=0, max=MAX_PRIORITY, help="0 (nightly) to 9 (urgent).")]
@@ -75,6 +88,8 @@ def run(  # noqa: PLR0913 - one option each
     ] = None,
     row_id: RowId = None,
     checkpoint: Checkpoint = "english",
+    route: Route = None,
+    language_column: LanguageColumn = None,
     backend: Backend = "auto",
     name: Name = None,
     max_row_errors: MaxRowErrors = None,
@@ -87,7 +102,8 @@ def run(  # noqa: PLR0913 - one option each
     asked = (inputs, questions, state)
     if resume is None and not all(asked):
         raise typer.BadParameter("give INPUTS, --questions and --state, or --resume ID")
-    if resume is not None and any((*asked, row_id, name, checkpoint != "english", backend != "auto")):
+    given = (*asked, row_id, name, route, language_column, checkpoint != "english", backend != "auto")
+    if resume is not None and any(given):
         raise typer.BadParameter("--resume takes all but --max-row-errors and --data-dir from the job")
     with embedded_servers(load_settings(data_dir=data_dir)) as (settings, server), open_database(settings) as db:
         if resume is None:
@@ -97,6 +113,8 @@ def run(  # noqa: PLR0913 - one option each
                 state=state or [],
                 row_id=row_id,
                 checkpoint=checkpoint,
+                routes=_read_routes(route),
+                language_column=language_column,
                 backend=backend,
                 name=name,
                 max_row_errors=max_row_errors,
@@ -108,6 +126,14 @@ def run(  # noqa: PLR0913 - one option each
         print_summary(db, job)
     if job.status is not JobStatus.SUCCEEDED:
         raise typer.Exit(1)
+
+
+def _read_routes(given: list[str] | None) -> dict[str, str] | None:
+    """`name=location` of each --route."""
+    routes = dict(route.partition("=")[::2] for route in given or [])
+    if wrong := [name for name, location in routes.items() if not (name and location)]:
+        raise typer.BadParameter(f"--route {wrong[0]}: write it as english=FOLDER or multilingual=FOLDER")
+    return routes or None
 
 
 def _wake(db: Database, settings: Settings, job_id: int, max_row_errors: int | None) -> JobInfo:
@@ -155,6 +181,8 @@ def submit(  # noqa: PLR0913 - one option each
     state: State,
     row_id: RowId = None,
     checkpoint: Checkpoint = "english",
+    route: Route = None,
+    language_column: LanguageColumn = None,
     backend: Backend = "auto",
     name: Name = None,
     priority: Priority = 0,
@@ -168,6 +196,8 @@ def submit(  # noqa: PLR0913 - one option each
         state=state,
         row_id=row_id,
         checkpoint=checkpoint,
+        routes=_read_routes(route),
+        language_column=language_column,
         backend=backend,
         name=name,
         priority=priority,

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
     state: str | Sequence[str],
     row_id: str | None = None,
     checkpoint: str | Path = "english",
+    routes: Mapping[str, str | Path] | None = None,
+    language_column: str | None = None,
     backend: str = "auto",
     name: str | None = None,
     priority: int = 0,
@@ -57,7 +59,10 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
         questions: a question set, or the path of a YAML or JSON file that holds one.
         state: the column that holds the state (text, or a list of turns), or several that make a JSON object a row.
         row_id: a column whose value is kept with each answer.
-        checkpoint: `english`, `multilingual`, `typed-decisions`, a Hub repository, or a folder.
+        checkpoint: `english`, `multilingual`, `typed-decisions`, a Hub repository, or a folder; or `router`, which
+            sends each row to `english` or `multilingual` by its language.
+        routes: for `router`, where these two are, when not where the public ones are.
+        language_column: for `router`, a text column with each row's language; where it is null, it is detected.
         backend: `auto`, `eager`, `compile`, `tilelang` or `onnx`.
         priority: 0 (nightly) to 9 (urgent); a worker takes the most urgent shard next.
         idempotency_key: the same call again with the same key returns the first job instead of a second.
@@ -75,6 +80,8 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
         state=state,
         row_id=row_id,
         checkpoint=checkpoint,
+        routes=routes,
+        language_column=language_column,
         backend=backend,
         max_row_errors=max_row_errors,
     )

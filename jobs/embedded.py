@@ -62,7 +62,7 @@ def embedded_worker(settings: Settings, db: Database, job: JobInfo) -> Iterator[
         update={
             "input_roots": settings.input_roots
             or sorted({_folder_of(file) for file in reports.list_files(db, job.id)}),
-            "checkpoint": job.spec.checkpoint,
+            "checkpoint": job.spec.checkpoint if job.spec.routes is None else job.spec.routes["english"],
             "backend": job.spec.backend,
         }
     )

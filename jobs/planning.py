@@ -179,8 +179,8 @@ def _read_footer(file: InputFile) -> pq.FileMetaData:
 
 
 def _needed_columns(name: str, schema: pa.Schema, spec: JobSpec) -> pa.Schema:
-    """The columns that the job reads, checked: present, and of a type that can be a state or a row id."""
-    needed = [*spec.state, *([spec.row_id] if spec.row_id is not None else [])]
+    """The columns that the job reads, checked: present, and of a type that can be a state, a row id or a language."""
+    needed = [*spec.state, *(name for name in (spec.row_id, spec.language_column) if name is not None)]
     if missing := [column for column in needed if column not in schema.names]:
         raise InputError(f"{name}: no column {missing[0]!r}; it has {', '.join(schema.names)}")
     if repeated := [column for column in needed if schema.names.count(column) > 1]:
@@ -195,6 +195,8 @@ def _needed_columns(name: str, schema: pa.Schema, spec: JobSpec) -> pa.Schema:
             raise InputError(f"{name}: column {column!r} is {schema.field(column).type}; bytes are no JSON")
     if spec.row_id is not None and not _is_id(id_type := schema.field(spec.row_id).type):
         raise InputError(f"{name}: row id column {spec.row_id!r} is {id_type}; an id is text or a whole number")
+    if spec.language_column is not None and not _is_text(language_type := schema.field(spec.language_column).type):
+        raise InputError(f"{name}: language column {spec.language_column!r} is {language_type}; a language is text")
     return pa.schema([schema.field(column).remove_metadata().with_nullable(True) for column in dict.fromkeys(needed)])
 
 

@@ -54,7 +54,9 @@ class Settings(BaseSettings):
         default=[],
         description="Folders or URLs that a worker may read under, by commas or as a JSON list. A worker needs one.",
     )
-    checkpoint: str = Field(default="english", description="Checkpoint that a worker loads and warms at boot.")
+    checkpoint: str = Field(
+        default="english", description="Checkpoint that a worker warms at boot; `router`: both that it sends rows to."
+    )
     backend: BackendName = Field(default="auto", description="Backend that a worker warms at boot.")
     rows_per_shard: PositiveInt = Field(default=4096, description="Rows that a worker claims at once.")
     rows_per_window: PositiveInt = Field(

@@ -1,5 +1,6 @@
 """From a call to a queued job: everything is checked first, so that what is refused leaves nothing behind."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from jobs.settings import Settings
 from jobs.store import lifecycle, recovery
 from jobs.store.database import Database
 from jobs.store.lifecycle import JobOptions
-from schemas.job import MAX_PRIORITY, JobSpec
+from schemas.job import MAX_PRIORITY, ROUTED_TO, ROUTER, JobSpec
 from schemas.question import check_questions, read_questions
 
 _SEND_CHUNK_SHARDS = 1000
@@ -32,12 +33,16 @@ def build_spec(**asked: Any) -> JobSpec:
     """
     inputs, state, questions = asked.pop("inputs"), asked.pop("state"), asked.pop("questions")
     questions = read_questions(questions) if isinstance(questions, str | Path) else check_questions(questions)
+    checkpoint, routes = asked.pop("checkpoint"), asked.pop("routes", None)
+    if checkpoint != ROUTER and asked.get("language_column") is not None:
+        raise InputError(f"a language column is read only with checkpoint {ROUTER!r}, not {str(checkpoint)!r}")
     try:
         return JobSpec(
             inputs=[_absolute(name) for name in _as_list(inputs)],
             state=_as_list(state),
             questions=questions,
-            checkpoint=resolve_checkpoint(asked.pop("checkpoint")),
+            checkpoint=ROUTER if checkpoint == ROUTER else resolve_checkpoint(checkpoint),
+            routes=resolve_routes(str(checkpoint), routes),
             **asked,
         )
     except ValidationError as error:
@@ -93,6 +98,17 @@ def resolve_checkpoint(name: str | Path) -> str:
     if missing := [file for file in _CHECKPOINT_FILES if not (folder / file).is_file()]:
         raise InputError(f"checkpoint {name}: has no {missing[0]}")
     return str(folder.absolute())
+
+
+def resolve_routes(checkpoint: str, routes: Mapping[str, str | Path] | None) -> dict[str, str] | None:
+    """Where each checkpoint of a routed job is: the public ones but for what `routes` says; None for any other job."""
+    if checkpoint != ROUTER:
+        if routes:
+            raise InputError(f"routes are taken only with checkpoint {ROUTER!r}, not {checkpoint!r}")
+        return None
+    if unknown := sorted((routes or {}).keys() - set(ROUTED_TO)):
+        raise InputError(f"route {unknown[0]!r}: rows go to {' or '.join(ROUTED_TO)}")
+    return {name: resolve_checkpoint((routes or {}).get(name, name)) for name in ROUTED_TO}
 
 
 def _made_before(db: Database, key: str | None, spec: JobSpec) -> int | None:

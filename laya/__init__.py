@@ -3,11 +3,13 @@
 Knows nothing of jobs or queues. `agent` is the way in; docs of the stages are in their own modules.
 """
 
-from laya.agent import Agent, load
+from laya.agent import Agent, export_aot, load
 from laya.checkpoint import Checkpoint
 from laya.decode import Answers, Logits
 from laya.errors import BackendError, CheckpointError, LayaError, QuestionError, StateError
+from laya.onnx import ONNXAgent, export_onnx
 from laya.packing import Batch, PackingLimits
+from laya.router import Route, Router, choose_route
 from laya.sequence import EncodedSequences, PreparedQuestions
 from laya.states import state_text
 
@@ -21,10 +23,16 @@ __all__ = [
     "EncodedSequences",
     "LayaError",
     "Logits",
+    "ONNXAgent",
     "PackingLimits",
     "PreparedQuestions",
     "QuestionError",
+    "Route",
+    "Router",
     "StateError",
+    "choose_route",
+    "export_aot",
+    "export_onnx",
     "load",
     "state_text",
 ]

@@ -3,7 +3,7 @@
 Each stage has a module of its own; a caller that times them calls them one by one, as `predict_batch` does.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from laya.packing import Batch, PackingLimits, default_limits, in_batches_of, pa
 from laya.precision import choose_device, choose_dtype
 from laya.questions import check_questions
 from laya.replies import render_replies
-from laya.runner import Degradations, Runner
+from laya.runner import Degradations, Launched, Runner
 from laya.sequence import EncodedSequences, PreparedQuestions, SequenceLimits, encode_sequences, prepare_questions
 from laya.settings import Settings, read_settings
 from laya.tokenizer import TextTokenizer
@@ -130,6 +130,17 @@ class Agent:
         """Run one batch on the active backend; the result is on the host when this returns."""
         return self._runner.forward(encoded, batch)
 
+    def forward_each(self, encoded: EncodedSequences, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Logits]]:
+        """Run batches one after another, each laid out and queued while the device is busy with the one before."""
+        waiting: tuple[Batch, Launched] | None = None
+        for batch in batches:
+            launched = self._runner.launch(encoded, batch)
+            if waiting is not None:
+                yield waiting[0], waiting[1].result()
+            waiting = batch, launched
+        if waiting is not None:
+            yield waiting[0], waiting[1].result()
+
     def decode(self, prepared: PreparedQuestions, encoded: EncodedSequences, batch: Batch, logits: Logits) -> Answers:
         """The answers of one batch at full precision."""
         return decode(prepared, encoded, batch, logits, self.temperatures)
@@ -154,7 +165,8 @@ class Agent:
             raise StateError(f"state {index}: {reason}")
         limits = in_batches_of(default_limits(self.device.type), batch_size, sort_by_length)
         parts = [
-            self.decode(prepared, encoded, batch, self.forward(encoded, batch)) for batch in self.pack(encoded, limits)
+            self.decode(prepared, encoded, batch, logits)
+            for batch, logits in self.forward_each(encoded, self.pack(encoded, limits))
         ]
         return render_replies(f"laya-{self.checkpoint.model_name}", len(states), prepared, encoded, parts)
 

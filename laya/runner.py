@@ -60,16 +60,20 @@ class Runner:
 
     def forward(self, encoded: EncodedSequences, batch: Batch) -> Logits:
         """Run one batch; the result is on the host when this returns."""
-        logits = self._try(encoded, batch)
-        if logits is not None:
-            return logits
+        return self.launch(encoded, batch).result()
+
+    def launch(self, encoded: EncodedSequences, batch: Batch) -> "Launched":
+        """Queue one batch on the device. What does not fit there has been run in parts when this returns."""
+        launched = self._try(encoded, batch)
+        if launched is not None:
+            return launched
         if self.context.device.type == "cuda":
             torch.cuda.empty_cache()
         if len(batch) == 1:
-            return self._forward_on_cpu(encoded, batch)
+            return Launched(self._forward_on_cpu(encoded, batch))
         self.degradations.splits += 1
         first, second = (self.forward(encoded, half) for half in split_batch(batch, encoded.lengths, self.shapes))
-        return join(first, second)
+        return Launched(join(first, second))
 
     def warm(self, backend: Backend, shapes: Iterable[tuple[int, ...]]) -> None:
         """Run `backend` once on each shape: (sequences, tokens of each[, markers]); errors propagate."""
@@ -93,11 +97,11 @@ class Runner:
         self._choice = choice
         self.backend, self.fallback_reason = resolution.backend, resolution.reason
 
-    def _try(self, encoded: EncodedSequences, batch: Batch) -> Logits | None:
+    def _try(self, encoded: EncodedSequences, batch: Batch) -> "Launched | None":
         """None when there was not enough memory. The error ends here, and with it what its traceback holds."""
         try:
             with self._gate.shared():
-                return _on_host(self.backend, collate(encoded, batch, self.context.device))
+                return run(self.backend, collate(encoded, batch, self.context.device))
         except torch.OutOfMemoryError:
             if self.context.device.type == "cpu" and len(batch) == 1:
                 raise
@@ -113,7 +117,7 @@ class Runner:
             if home.device.type == "cuda":
                 torch.cuda.empty_cache()
             try:
-                logits = _on_host(EagerBackend(host), collate(encoded, batch, host.device))
+                logits = run(EagerBackend(host), collate(encoded, batch, host.device)).result()
             finally:
                 self._return_home(name)
         return replace(logits, on_cpu=len(batch))
@@ -145,6 +149,28 @@ def join(first: Logits, second: Logits) -> Logits:
     return Logits(np.concatenate(wide), act, 1 + first.splits + second.splits, first.on_cpu + second.on_cpu)
 
 
-def _on_host(backend: Backend, inputs: ModelInputs) -> Logits:
+@dataclass(frozen=True)
+class Launched:
+    """A forward pass on its way: `logits` may be read once `copied` has happened on the device."""
+
+    logits: Logits
+    copied: torch.cuda.Event | None = None
+
+    def result(self) -> Logits:
+        """Waits for this pass, not for those queued after it."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.logits
+
+
+def run(backend: Backend, inputs: ModelInputs) -> Launched:
+    """Queue a forward pass and the copy of what comes out of it."""
     logits, act = backend.forward(inputs)
-    return Logits(logits.cpu().numpy(), act.cpu().numpy())
+    if logits.device.type != "cuda":
+        return Launched(Logits(logits.numpy(), act.numpy()))
+    host = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in (logits, act)]
+    for there, here in zip((logits, act), host, strict=True):
+        here.copy_(there, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(logits.device))
+    return Launched(Logits(host[0].numpy(), host[1].numpy()), copied)

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstra
 NonEmptyText = Annotated[str, StringConstraints(min_length=1)]
 BackendName = Literal["auto", "eager", "compile", "tilelang", "onnx"]
 
+ROUTER = "router"  # a job's checkpoint when each row goes to one of `ROUTED_TO` by its language
+ROUTED_TO = ("english", "multilingual")
+
 MAX_PRIORITY = 9  # Redis has no priorities of its own: Celery keeps one list for each, and ten are enough
 
 
@@ -85,6 +88,8 @@ class JobSpec(BaseModel):
     state: list[NonEmptyText] = Field(min_length=1)  # one column, or several that make a JSON object
     row_id: NonEmptyText | None = None
     checkpoint: NonEmptyText = "english"
+    routes: dict[str, NonEmptyText] | None = None  # with checkpoint "router" alone: where each of ROUTED_TO is
+    language_column: NonEmptyText | None = None  # with checkpoint "router" alone
     backend: BackendName = "auto"
     max_row_errors: NonNegativeInt | None = None  # None: any number
 

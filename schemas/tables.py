@@ -89,6 +89,15 @@ shards = Table(
     Index(None, "status", "lease_expires_at"),
 )
 
+job_checkpoints = Table(
+    "job_checkpoints",
+    metadata,
+    Column("job_id", Id, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("checkpoint", Text, primary_key=True),  # of a routed job: `english` or `multilingual`
+    Column("fingerprint", Text, nullable=False),  # of the weights: set by the first shard, held to by the rest
+    Column("revision", Text),
+)
+
 workers = Table(
     "workers",
     metadata,
@@ -118,6 +127,7 @@ batches = Table(
     Column("shard_id", Id, ForeignKey("shards.id", ondelete="CASCADE"), nullable=False),
     Column("attempt", sa.Integer, nullable=False),
     Column("worker_id", Id, ForeignKey("workers.id"), nullable=False),
+    Column("checkpoint", Text),  # as the job named it; in a routed job, the one its rows went to
     Column("backend", Text, nullable=False),  # the one that really ran
     Column("fallback_reason", Text),  # why it is not the one that the job asked for
     Column("device", Text, nullable=False),
@@ -152,6 +162,8 @@ results = Table(
     Column("answer_confidence", sa.Double, nullable=False),
     Column("act_probability", sa.Double, nullable=False),
     Column("state_tokens_dropped", sa.Integer, nullable=False),
+    Column("language", Text),  # in a routed job: what the row is written in, null when undecided
+    Column("route_reason", Text),  # in a routed job: why its batch's checkpoint answered
     Column("batch_id", Id, ForeignKey("batches.id", ondelete="CASCADE"), nullable=False),
     Index(None, "batch_id"),
 )

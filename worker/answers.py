@@ -1,15 +1,22 @@
 """From a batch's columns of answers to rows of the results table. Rounds nothing: the store keeps full precision."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import laya
 from worker.reader import Window
 
 
-def result_rows(prepared: laya.PreparedQuestions, window: Window, answers: laya.Answers) -> list[dict[str, Any]]:
+def result_rows(
+    prepared: laya.PreparedQuestions,
+    window: Window,
+    answers: laya.Answers,
+    routes: Sequence[laya.Route | None],
+) -> list[dict[str, Any]]:
     """One dict for each answer: the columns of `results` but for job and batch.
 
-    A column that does not belong to the question's type is None, never 0 or an empty string.
+    `routes` has one for each row of the window, None where the job names one checkpoint. A column that does not belong
+    to the question's type is None, never 0 or an empty string.
     """
     columns = zip(
         answers.state_index.tolist(),
@@ -27,7 +34,7 @@ def result_rows(prepared: laya.PreparedQuestions, window: Window, answers: laya.
     options = [[str(option) for option in question.options] for question in prepared.questions]
     rows = []
     for state, question, choice, score, noul, probabilities, confidence, answer_confidence, act, dropped in columns:
-        kind = prepared.questions[question].type
+        kind, route = prepared.questions[question].type, routes[state]
         rows.append(
             {
                 "row_number": window.row_numbers[state],
@@ -42,6 +49,8 @@ def result_rows(prepared: laya.PreparedQuestions, window: Window, answers: laya.
                 "answer_confidence": answer_confidence,
                 "act_probability": act,
                 "state_tokens_dropped": dropped,
+                "language": route and route.language,
+                "route_reason": route and route.reason,
             }
         )
     return rows

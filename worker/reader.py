@@ -38,6 +38,7 @@ class Window:
     row_ids: list[str | None]
     states: list[State]
     errors: list[RowError]
+    languages: list[str | None]  # as the job's language column has them
 
 
 def read_windows(claim: Claim, roots: list[str], rows_per_window: int) -> Iterator[Window]:
@@ -50,7 +51,7 @@ def read_windows(claim: Claim, roots: list[str], rows_per_window: int) -> Iterat
     check_root(plan.file, roots)
     _check_unchanged(claim)
     filesystem, path = open_input(plan.file)
-    columns = [*spec.state, *([spec.row_id] if spec.row_id is not None else [])]
+    columns = list(dict.fromkeys(c for c in (*spec.state, spec.row_id, spec.language_column) if c is not None))
     skip, left, row_number = plan.row_offset, plan.rows, plan.first_row_number
     try:
         with filesystem.open_input_file(path) as source, pq.ParquetFile(source, pre_buffer=True) as file:
@@ -83,8 +84,10 @@ def _check_unchanged(claim: Claim) -> None:
 def _read_window(claim: Claim, rows: pa.RecordBatch, first_row_number: int) -> Window:
     spec = claim.spec
     ids = [None] * rows.num_rows if spec.row_id is None else _values(rows.column(spec.row_id))
+    given = [None] * rows.num_rows
+    languages = given if spec.language_column is None else _values(rows.column(spec.language_column))
     values = [_values(rows.column(column)) for column in spec.state]
-    window = Window([], [], [], [])
+    window = Window([], [], [], [], [])
     for position, parts in enumerate(zip(*values, strict=True)):
         row_number, row_id = first_row_number + position, _id_text(ids[position])
         try:
@@ -95,6 +98,7 @@ def _read_window(claim: Claim, rows: pa.RecordBatch, first_row_number: int) -> W
             window.row_numbers.append(row_number)
             window.row_ids.append(row_id)
             window.states.append(state)
+            window.languages.append(language if isinstance(language := languages[position], str) else None)
     return window
 
 

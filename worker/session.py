@@ -7,10 +7,9 @@ import os
 import platform
 import socket
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -23,12 +22,12 @@ from jobs.store import leases, recovery, workers
 from jobs.store.database import Database
 from jobs.submission import resolve_checkpoint
 from laya.packing import default_limits
-from schemas.job import Claim
+from laya.residents import Residents
+from schemas.job import ROUTED_TO, ROUTER, Claim
 from worker.flag import Flag
 from worker.sweep import send_again
 from worker.timing import Stopwatch
 
-RESIDENT_AGENTS = 2  # a job with another checkpoint than the worker's own should not throw that one out
 HEARTBEATS_PER_LEASE = 4
 
 
@@ -45,8 +44,10 @@ class Session:
     owner: str  # the worker's name: a successor of the same name frees what this one held
     worker_id: int
     draining: Flag
-    agents: OrderedDict[tuple[str, str], laya.Agent] = field(default_factory=OrderedDict)
     claim: Claim | None = None
+
+    def __post_init__(self) -> None:
+        self.agents = Residents(self._load_agent)
 
     def limits_of(self, agent: laya.Agent) -> laya.PackingLimits:
         """What a batch of this agent may not exceed."""
@@ -56,24 +57,29 @@ class Session:
 
     def agent_for(self, checkpoint: str, backend: str) -> laya.Agent:
         """A warm agent, loaded when it is not among the last few used. Raises laya.LayaError when it cannot be."""
-        key = (checkpoint, backend)
-        if key not in self.agents:
-            while len(self.agents) >= RESIDENT_AGENTS:
-                self.agents.popitem(last=False)
-            agent = laya.load(checkpoint, backend=backend)
-            agent.warmup(agent.warmup_shapes(self.limits_of(agent)))
-            self.agents[key] = agent
-        self.agents.move_to_end(key)
-        return self.agents[key]
+        return self.agents.get((checkpoint, backend))
 
-    def agent_of(self, claim: Claim) -> laya.Agent:
-        """The agent of a job. Raises CheckpointChangedError when another worker scores the job with other weights."""
-        agent = self.agent_for(claim.spec.checkpoint, claim.spec.backend)
-        checkpoint = agent.checkpoint
-        held_to = leases.hold_checkpoint(self.db, claim, checkpoint.fingerprint, checkpoint.revision)
-        if held_to != checkpoint.fingerprint:
+    def _load_agent(self, asked: tuple[str, str]) -> laya.Agent:
+        checkpoint, backend = asked
+        agent = laya.load(checkpoint, backend=backend)
+        agent.warmup(agent.warmup_shapes(self.limits_of(agent)))
+        return agent
+
+    def agent_of(self, claim: Claim, route: str | None = None) -> laya.Agent:
+        """The agent of a job, or of one of a routed job's checkpoints.
+
+        Raises CheckpointChangedError when another worker scores the job with other weights.
+        """
+        location = claim.spec.checkpoint if claim.spec.routes is None or route is None else claim.spec.routes[route]
+        agent = self.agent_for(location, claim.spec.backend)
+        weights = (agent.checkpoint.fingerprint, agent.checkpoint.revision)
+        if route is None:
+            held_to = leases.hold_checkpoint(self.db, claim, *weights)
+        else:
+            held_to = leases.hold_route(self.db, claim, route, *weights)
+        if held_to != agent.checkpoint.fingerprint:
             raise CheckpointChangedError(
-                f"checkpoint {claim.spec.checkpoint} has fingerprint {checkpoint.fingerprint[:12]} on {self.owner}, "
+                f"checkpoint {location} has fingerprint {agent.checkpoint.fingerprint[:12]} on {self.owner}, "
                 f"but the job began with {held_to[:12]}; give every worker the same files"
             )
         return agent
@@ -109,7 +115,8 @@ def boot_session(settings: Settings, owner: str, device: str, draining: Flag) ->
     try:
         send_again(settings, recovery.release_leases(db, owner, settings.max_attempts))
         with watch.time("warmup"):
-            agent = session.agent_for(resolve_checkpoint(settings.checkpoint), settings.backend)
+            for checkpoint in ROUTED_TO if settings.checkpoint == ROUTER else [settings.checkpoint]:
+                agent = session.agent_for(resolve_checkpoint(checkpoint), settings.backend)
     except Exception as error:
         workers.mark_failed(db, worker_id, f"{type(error).__name__}: {error}")
         raise
@@ -122,11 +129,12 @@ def boot_session(settings: Settings, owner: str, device: str, draining: Flag) ->
 
 
 def describe_batch(
-    session: Session, agent: laya.Agent, batch: laya.Batch, stage_ms: dict[str, float]
+    session: Session, checkpoint: str, agent: laya.Agent, batch: laya.Batch, stage_ms: dict[str, float]
 ) -> leases.BatchRecord:
     """What the database keeps of a batch: what ran, on how much, and the milliseconds of each stage."""
     return leases.BatchRecord(
         worker_id=session.worker_id,
+        checkpoint=checkpoint,
         backend=agent.backend,
         fallback_reason=agent.fallback_reason,
         device=_device_name(agent.device),

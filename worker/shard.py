@@ -22,10 +22,16 @@ from schemas.question import WHOLE_ROW
 from worker.answers import result_rows
 from worker.pipeline import WriteBehind, read_ahead, write_behind
 from worker.reader import Window, read_windows
+from worker.routing import Part, Scorer, divide_window, load_scorers
 from worker.session import CheckpointChangedError, Session, describe_batch
 from worker.timing import Stopwatch
 
-PERMANENT = (InputError, CheckpointChangedError, laya.QuestionError)  # what another attempt would meet again
+PERMANENT = (
+    InputError,
+    CheckpointChangedError,
+    laya.QuestionError,
+    laya.BackendError,
+)  # what another attempt would meet again
 
 
 class JobStoppedError(Exception):
@@ -38,9 +44,9 @@ class DrainingError(Exception):
 
 @dataclass(frozen=True)
 class PreparedWindow:
-    """Rows ready to be scored, with the milliseconds that reading and tokenising them took."""
+    """Rows ready to be scored by one agent, with the milliseconds that reading and tokenising them took."""
 
-    window: Window
+    part: Part
     errors: list[RowError]
     encoded: laya.EncodedSequences
     batches: list[laya.Batch]
@@ -55,22 +61,22 @@ def run_shard(session: Session, claim: Claim) -> None:
         LeaseLostError: another worker has the shard.
         InputError, laya.LayaError, DatabaseError: the attempt failed.
     """
-    agent = session.agent_of(claim)
-    prepared = agent.prepare(claim.spec.questions)
+    scorers = load_scorers(session, claim)
     with write_behind() as writes:
-        for window in read_ahead(prepare_windows(session, claim, agent, prepared)):
+        for window in read_ahead(prepare_windows(session, claim, scorers)):
             if window.errors:
                 writes.put(partial(_save_errors, session, claim, window.errors))
             for batch in window.batches:
                 if session.draining.is_set():
                     raise DrainingError
-                _score_batch(session, claim, agent, (prepared, window, batch), writes)
+                _score_batch(session, claim, window, batch, writes)
 
 
-def prepare_windows(
-    session: Session, claim: Claim, agent: laya.Agent, prepared: laya.PreparedQuestions
-) -> Iterator[PreparedWindow]:
-    """Read, tokenise and pack the shard's rows window by window, leaving out what earlier attempts saved."""
+def prepare_windows(session: Session, claim: Claim, scorers: dict[str, Scorer]) -> Iterator[PreparedWindow]:
+    """Read, tokenise and pack the shard's rows window by window, leaving out what earlier attempts saved.
+
+    A routed job's window comes in parts, one for each checkpoint that rows of it go to.
+    """
     settings = session.settings
     saved = leases.saved_pairs(session.db, claim)
     windows = read_windows(claim, settings.input_roots, settings.rows_per_window)
@@ -80,33 +86,45 @@ def prepare_windows(
             window = next(windows, None)
         if window is None:
             return
-        with watch.time("tokenise"):
-            wanted = _unsaved(window, prepared, saved)
-            encoded = agent.encode(window.states, prepared, wanted)
-            batches = agent.pack(encoded, session.limits_of(agent))
-        errors = _new_errors(window, prepared, encoded, saved)
-        yield PreparedWindow(window, errors, encoded, batches, watch.ms)
+        with watch.time("route"):
+            parts = divide_window(window, scorers, routed=claim.spec.routes is not None)
+        for part in parts:
+            share = len(part.window.states) / max(1, len(window.states))
+            stage_ms = {"read": (watch.ms["read"] + watch.ms["route"]) * share}
+            yield _prepare_part(session, part, saved, stage_ms)
+
+
+def _prepare_part(
+    session: Session, part: Part, saved: set[tuple[int, str]], stage_ms: dict[str, float]
+) -> PreparedWindow:
+    agent, prepared, window, watch = part.scorer.agent, part.scorer.prepared, part.window, Stopwatch()
+    with watch.time("tokenise"):
+        wanted = _unsaved(window, prepared, saved)
+        encoded = agent.encode(window.states, prepared, wanted)
+        batches = agent.pack(encoded, session.limits_of(agent))
+    errors = _new_errors(window, prepared, encoded, saved)
+    return PreparedWindow(part, errors, encoded, batches, {**stage_ms, **watch.ms})
 
 
 def _score_batch(
     session: Session,
     claim: Claim,
-    agent: laya.Agent,
-    work: tuple[laya.PreparedQuestions, PreparedWindow, laya.Batch],
+    window: PreparedWindow,
+    batch: laya.Batch,
     writes: WriteBehind,
 ) -> None:
-    prepared, window, batch = work
-    watch = Stopwatch()
+    part, scorer = window.part, window.part.scorer
+    agent, prepared, watch = scorer.agent, scorer.prepared, Stopwatch()
     with watch.time("forward"):
         logits = agent.forward(window.encoded, batch)
     with watch.time("decode"):
         answers = agent.decode(prepared, window.encoded, batch, logits)
     share = len(batch) / len(window.encoded)
     stage_ms = {**{stage: ms * share for stage, ms in window.stage_ms.items()}, **watch.ms}
-    record = describe_batch(session, agent, batch, stage_ms)
+    record = describe_batch(session, scorer.checkpoint, agent, batch, stage_ms)
 
     def save() -> None:
-        rows = result_rows(prepared, window.window, answers)
+        rows = result_rows(prepared, part.window, answers, part.routes)
         if leases.save_batch(session.db, claim, session.settings.lease_s, record, rows):
             raise JobStoppedError
 

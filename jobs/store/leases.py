@@ -16,7 +16,7 @@ from jobs.store.lifecycle import cancel_waiting_shards, lock_job, settle_job, st
 from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, states_before
 from schemas.message import ShardMessage
 from schemas.question import WHOLE_ROW
-from schemas.tables import batches, jobs, results, row_errors, shards
+from schemas.tables import batches, job_checkpoints, jobs, results, row_errors, shards
 
 _PLAN_COLUMNS = [shards.c[name] for name in ShardPlan.__dataclass_fields__]
 JOB_IS_OPEN = sa.exists().where(
@@ -44,6 +44,7 @@ class BatchRecord:
     tokenise_ms: float
     forward_ms: float
     decode_ms: float
+    checkpoint: str | None = None  # as the job names it; in a routed job, where its rows went
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,19 @@ def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str 
             .values(checkpoint_fingerprint=fingerprint, checkpoint_revision=revision)
         )
         return str(connection.scalar(sa.select(jobs.c.checkpoint_fingerprint).where(jobs.c.id == claim.job_id)))
+
+
+def hold_route(db: Database, claim: Claim, checkpoint: str, fingerprint: str, revision: str | None) -> str:
+    """The same for one of the checkpoints that a routed job's rows go to."""
+    of_route = job_checkpoints.c.job_id == claim.job_id, job_checkpoints.c.checkpoint == checkpoint
+    held = sa.select(job_checkpoints.c.fingerprint).where(*of_route)
+    with db.write() as connection:
+        lock_job(connection, claim.job_id)
+        if (held_to := connection.scalar(held)) is not None:
+            return str(held_to)
+        noted = {"job_id": claim.job_id, "checkpoint": checkpoint, "fingerprint": fingerprint, "revision": revision}
+        connection.execute(sa.insert(job_checkpoints).values(noted))
+        return fingerprint
 
 
 def saved_pairs(db: Database, claim: Claim) -> set[tuple[int, str]]:

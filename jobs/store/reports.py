@@ -10,7 +10,17 @@ import sqlalchemy as sa
 from jobs.errors import JobNotFoundError
 from jobs.store.database import Database, seconds_from_now
 from schemas.job import JobInfo, JobSpec, JobStatus
-from schemas.tables import answers, backend_throughput, job_progress, jobs, results, row_errors, shards, workers
+from schemas.tables import (
+    answers,
+    backend_throughput,
+    batches,
+    job_progress,
+    jobs,
+    results,
+    row_errors,
+    shards,
+    workers,
+)
 
 RESULT_CHUNK_ROWS = 10_000
 
@@ -28,6 +38,9 @@ RESULT_SCHEMA = pa.schema(
         pa.field("answer_confidence", pa.float64(), nullable=False),
         pa.field("act_probability", pa.float64(), nullable=False),
         pa.field("state_tokens_dropped", pa.int32(), nullable=False),
+        pa.field("checkpoint", pa.string()),
+        pa.field("language", pa.string()),  # of a routed row, null when undecided
+        pa.field("route_reason", pa.string()),  # null where the job named one checkpoint
         pa.field("batch_id", pa.int64(), nullable=False),
     ]
 )
@@ -53,9 +66,10 @@ def list_jobs(db: Database, limit: int) -> list[JobInfo]:
 
 def read_results(db: Database, job_id: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
     """A job's answers ordered by row number and question, read from the database chunk by chunk."""
-    columns = [results.c[name] for name in RESULT_SCHEMA.names]
+    columns = [(batches if name == "checkpoint" else results).c[name] for name in RESULT_SCHEMA.names]
     selected = (
         sa.select(*columns)
+        .select_from(results.join(batches, batches.c.id == results.c.batch_id))
         .where(results.c.job_id == job_id)
         .order_by(results.c.row_number, results.c.question)
         .limit(limit)

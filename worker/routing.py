@@ -1,0 +1,61 @@
+"""Which agent scores which rows: one agent for a whole job, or one for each checkpoint that a routed job's rows go to.
+
+Owns dividing a window of rows among them. Where a row goes is `laya.choose_route`'s to say.
+"""
+
+from dataclasses import dataclass, field
+
+import laya
+from schemas.job import Claim
+from worker.reader import Window
+from worker.session import Session
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A warm agent with the job's questions laid out for it. `checkpoint` is what the job calls its checkpoint."""
+
+    checkpoint: str
+    agent: laya.Agent
+    prepared: laya.PreparedQuestions
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a window that one agent scores. `routes` has one for each, None where the job names one checkpoint."""
+
+    scorer: Scorer
+    window: Window
+    routes: list[laya.Route | None] = field(default_factory=list)
+
+
+def load_scorers(session: Session, claim: Claim) -> dict[str, Scorer]:
+    """By checkpoint, all that the job needs, before its first row: loading beside a running batch would disturb it."""
+    spec = claim.spec
+    if spec.routes is None:
+        agents = {spec.checkpoint: session.agent_of(claim)}
+    else:
+        agents = {name: session.agent_of(claim, name) for name in spec.routes}
+    return {name: Scorer(name, agent, agent.prepare(spec.questions)) for name, agent in agents.items()}
+
+
+def divide_window(window: Window, scorers: dict[str, Scorer], routed: bool) -> list[Part]:
+    """The window's parts, at least one. The errors of rows that are no states come with the first."""
+    if not routed:
+        (scorer,) = scorers.values()
+        return [Part(scorer, window, [None] * len(window.states))]
+    routes = list(map(laya.choose_route, window.states, window.languages))
+    names = [name for name in scorers if any(route.checkpoint == name for route in routes)] or list(scorers)[:1]
+    parts = []
+    for name in names:
+        rows = [row for row, route in enumerate(routes) if route.checkpoint == name]
+        errors = window.errors if name == names[0] else []
+        kept = Window(
+            [window.row_numbers[row] for row in rows],
+            [window.row_ids[row] for row in rows],
+            [window.states[row] for row in rows],
+            errors,
+            [window.languages[row] for row in rows],
+        )
+        parts.append(Part(scorers[name], kept, [routes[row] for row in rows]))
+    return parts
