@@ -6,6 +6,8 @@ the packed attention has no mask; on a CPU, where only the older flag compiles, 
 
 import functools
 import os
+import threading
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -86,7 +88,16 @@ def graph_thread() -> ThreadPoolExecutor:
     Replays share memory pools and one notion of a step, whichever agent makes them, so they come one after another;
     and torch knows a recorded graph only in the thread that recorded it.
     """
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="laya-graphs")
+    return ThreadPoolExecutor(1, thread_name_prefix="laya-graphs", initializer=_let_thread_record)
+
+
+def _let_thread_record() -> None:
+    """Torch gives only the thread that imports this module a place for its recorded graphs."""
+    from torch._inductor import cudagraph_trees  # noqa: PLC0415
+
+    if not hasattr(cudagraph_trees.local, "tree_manager_containers"):
+        cudagraph_trees.local.tree_manager_containers = {}
+        cudagraph_trees.local.tree_manager_locks = defaultdict(threading.Lock)
 
 
 def forward_step(model: DecisionModel, operations: Operations) -> Step:
