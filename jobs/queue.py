@@ -20,6 +20,7 @@ SCORE_SHARD = "laya_batch.score_shard"
 SOCKET_TIMEOUT_S = 30.0  # a socket that is silent for longer is dead: without it a worker waits for ever on a cut line
 CONNECT_TIMEOUT_S = 5.0
 PING_TIMEOUT_S = 3.0
+LOST_WAIT_S = 1.0  # until a dead child's message is let go, and its successor gets the next
 
 app = Celery("laya-batch")
 
@@ -46,6 +47,7 @@ def configure_app(settings: Settings) -> Celery:
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,  # no message waits beside a busy worker while another is idle
         worker_proc_alive_timeout=settings.boot_timeout_s,
+        worker_lost_wait=LOST_WAIT_S,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_hijack_root_logger=False,
         worker_send_task_events=False,

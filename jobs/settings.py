@@ -66,8 +66,16 @@ class Settings(BaseSettings):
     mask_budget_bytes: PositiveInt = Field(
         default=256 * 1024 * 1024, description="Bytes of rows x heads x length x length that a batch's mask could take."
     )
+    batch_timeout_s: PositiveFloat = Field(
+        default=600, description="Seconds that reading a window or scoring a batch may take; then its process is ended."
+    )
+    memory_limit_bytes: PositiveInt | None = Field(
+        default=None, description="Bytes of memory at which a scoring process is ended; unset: the machine's limit."
+    )
     lease_s: PositiveFloat = Field(default=120, description="Seconds after which a silent worker's shard is another's.")
-    max_attempts: PositiveInt = Field(default=3, description="Failed attempts after which a shard is set aside.")
+    max_attempts: PositiveInt = Field(
+        default=3, description="Attempts without an answer in between that may fail, of a shard; and deaths of a row."
+    )
     sweep_s: PositiveFloat = Field(
         default=10, description="Seconds between searches for ended leases and lost messages."
     )

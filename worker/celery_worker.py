@@ -14,11 +14,13 @@ from contextlib import suppress
 from typing import Any
 
 from celery import Celery, bootsteps, signals
+from celery.worker.consumer import Consumer
 
 from jobs.queue import configure_app
 from jobs.settings import Settings, load_settings
-from worker.flag import Flag
 from worker.tasks import ScoreShard
+from worker.vitals import Vitals
+from worker.watchdog import watch_children
 
 log = logging.getLogger(__name__)
 
@@ -26,59 +28,72 @@ EXIT_BOOT_FAILED = 3
 BOOT_POLL_S = 0.1
 
 
-class Boot:
-    """How far the child is."""
+class CountingConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
+    """Celery's consumer, which counts the messages that it refuses: pickled or garbled ones, and of unknown tasks."""
 
-    def __init__(self) -> None:
-        self.warm = Flag()
-        self.failed = Flag()
-        self.draining = Flag()
+    vitals: Vitals
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        self.vitals.count_refused()
+        super().on_decode_error(message, exc)
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        self.vitals.count_refused()
+        super().on_unknown_message(body, message)
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
+        self.vitals.count_refused()
+        super().on_unknown_task(body, message, exc)
+
+    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
+        self.vitals.count_refused()
+        super().on_invalid_task(body, message, exc)
 
 
 class AwaitWarmChild(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
     """Holds the worker's start between its pool and its consumer until the child is warm."""
 
     requires = ("celery.worker.components:Pool",)
-    boot: Boot
-    timeout_s: float
+    vitals: Vitals
+    settings: Settings
 
     def start(self, parent: Any) -> None:
-        deadline = time.monotonic() + self.timeout_s
-        while not self.boot.warm.is_set():
-            if self.boot.draining.is_set():
+        deadline = time.monotonic() + self.settings.boot_timeout_s
+        while not self.vitals.warm.is_set():
+            if self.vitals.draining.is_set():
                 _end_now(parent, 0)
-            if self.boot.failed.is_set() or time.monotonic() > deadline or not _child_lives(parent):
+            if self.vitals.failed.is_set() or time.monotonic() > deadline or not _child_lives(parent):
                 _end_now(parent, EXIT_BOOT_FAILED)
             time.sleep(BOOT_POLL_S)
         # Celery replaces a child that dies, and would let it work though it failed to boot.
-        threading.Thread(target=self.watch_successors, args=(parent,), name="boot", daemon=True).start()
+        threading.Thread(target=self.watch, args=(parent,), name="watchdog", daemon=True).start()
 
-    def watch_successors(self, parent: Any) -> None:
+    def watch(self, parent: Any) -> None:
         """End the worker when a later child cannot boot: the supervisor starts it again, waiting longer each time."""
-        while not self.boot.failed.is_set():
-            time.sleep(BOOT_POLL_S)
+        watch_children(parent.pool._pool._pool, self.vitals, self.settings)
         _end_now(parent, EXIT_BOOT_FAILED)
 
 
 def build_app(settings: Settings, device: str, name: str) -> Celery:
     """The queue's app with the task, and with the steps that boot and drain its child."""
-    app, boot = configure_app(settings), Boot()
+    app, vitals = configure_app(settings), Vitals()
     app.register_task(ScoreShard())
-    step = type("AwaitThisChild", (AwaitWarmChild,), {"boot": boot, "timeout_s": settings.boot_timeout_s})
-    app.steps["worker"].add(step)
+    app.steps["worker"].add(type("AwaitThisChild", (AwaitWarmChild,), {"vitals": vitals, "settings": settings}))
+    app.conf.worker_consumer = type("ThisConsumer", (CountingConsumer,), {"vitals": vitals})
 
     def boot_child(**_: Any) -> None:
         from worker.session import boot_session  # noqa: PLC0415 - the parent never loads the engine
 
+        vitals.forget_deadlines()
         booted = False
         try:
-            ScoreShard.session = boot_session(settings, name, device, boot.draining)
+            ScoreShard.session = boot_session(settings, name, device, vitals)
             booted = True
         finally:
-            (boot.warm if booted else boot.failed).set()
+            (vitals.warm if booted else vitals.failed).set()
 
     def drain(**_: Any) -> None:
-        boot.draining.set()
+        vitals.draining.set()
 
     signals.worker_process_init.connect(boot_child, weak=False)
     signals.worker_shutting_down.connect(drain, weak=False)

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
@@ -24,9 +24,9 @@ from jobs.store.database import Database
 from jobs.submission import resolve_checkpoint
 from laya.packing import default_limits
 from schemas.job import Claim
-from worker.flag import Flag
 from worker.sweep import send_again
 from worker.timing import Stopwatch
+from worker.vitals import Stage, Vitals
 
 RESIDENT_AGENTS = 2  # a job with another checkpoint than the worker's own should not throw that one out
 HEARTBEATS_PER_LEASE = 4
@@ -44,9 +44,14 @@ class Session:
     db: Database
     owner: str  # the worker's name: a successor of the same name frees what this one held
     worker_id: int
-    draining: Flag
+    vitals: Vitals
     agents: OrderedDict[tuple[str, str], laya.Agent] = field(default_factory=OrderedDict)
     claim: Claim | None = None
+    refused_before: int = 0  # messages that the parent refused before this process began
+
+    def within(self, stage: Stage) -> AbstractContextManager[None]:
+        """The block must end in time, or the parent ends this process."""
+        return self.vitals.within(stage, self.settings.batch_timeout_s)
 
     def limits_of(self, agent: laya.Agent) -> laya.PackingLimits:
         """What a batch of this agent may not exceed."""
@@ -93,21 +98,22 @@ class Session:
         while not pause.wait(self.settings.lease_s / HEARTBEATS_PER_LEASE):
             # What goes wrong here shows at the next write of the shard; the next beat may succeed.
             with suppress(LayaBatchError):
-                workers.beat(self.db, self.worker_id)
+                workers.beat(self.db, self.worker_id, self.vitals.refused - self.refused_before)
                 if (claim := self.claim) is not None:
                     with suppress(LeaseLostError):
                         leases.renew_lease(self.db, claim, self.settings.lease_s)
 
 
-def boot_session(settings: Settings, owner: str, device: str, draining: Flag) -> Session:
+def boot_session(settings: Settings, owner: str, device: str, vitals: Vitals) -> Session:
     """Load and warm the settings' checkpoint, and record the worker. Raises what kept it from that, once recorded."""
     db = Database(settings.resolved_database_url)
     start = workers.WorkerStart(owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend)
     worker_id = workers.start_worker(db, start)
-    session = Session(settings, db, owner, worker_id, draining)
+    session = Session(settings, db, owner, worker_id, vitals, refused_before=vitals.refused)
     watch = Stopwatch()
     try:
-        send_again(settings, recovery.release_leases(db, owner, settings.max_attempts))
+        send_again(settings, recovery.release_leases(db, owner, settings.max_attempts, vitals.death))
+        vitals.death = None
         with watch.time("warmup"):
             agent = session.agent_for(resolve_checkpoint(settings.checkpoint), settings.backend)
     except Exception as error:

@@ -6,7 +6,7 @@ Windows of rows are prepared ahead in one thread and batches saved behind in ano
 neither. Everything goes out through the claim's fence: a worker that lost its lease saves nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,9 +20,11 @@ from jobs.store.leases import RowError
 from schemas.job import Claim
 from schemas.question import WHOLE_ROW
 from worker.answers import result_rows
+from worker.halving import ForwardPass, Unscored, score_in_halves
 from worker.pipeline import WriteBehind, read_ahead, write_behind
 from worker.reader import Window, read_windows
 from worker.session import CheckpointChangedError, Session, describe_batch
+from worker.suspects import suspect_groups
 from worker.timing import Stopwatch
 
 PERMANENT = (InputError, CheckpointChangedError, laya.QuestionError)  # what another attempt would meet again
@@ -53,16 +55,24 @@ def run_shard(session: Session, claim: Claim) -> None:
     Raises:
         JobStoppedError, DrainingError: to be stopped, or given back; what was saved stays.
         LeaseLostError: another worker has the shard.
+        DeviceLostError: this process can score no more.
         InputError, laya.LayaError, DatabaseError: the attempt failed.
     """
     agent = session.agent_of(claim)
     prepared = agent.prepare(claim.spec.questions)
+    for group in suspect_groups(session, claim):  # none, unless a process has died of this shard
+        _score_rows(session, group, agent, prepared)
+    _score_rows(session, claim, agent, prepared)
+
+
+def _score_rows(session: Session, claim: Claim, agent: laya.Agent, prepared: laya.PreparedQuestions) -> None:
+    """Score and save the claim's rows; all is saved when this returns."""
     with write_behind() as writes:
         for window in read_ahead(prepare_windows(session, claim, agent, prepared)):
             if window.errors:
                 writes.put(partial(_save_errors, session, claim, window.errors))
             for batch in window.batches:
-                if session.draining.is_set():
+                if session.vitals.draining.is_set():
                     raise DrainingError
                 _score_batch(session, claim, agent, (prepared, window, batch), writes)
 
@@ -76,11 +86,11 @@ def prepare_windows(
     windows = read_windows(claim, settings.input_roots, settings.rows_per_window)
     while True:
         watch = Stopwatch()
-        with watch.time("read"):
+        with session.within("prepare"), watch.time("read"):
             window = next(windows, None)
         if window is None:
             return
-        with watch.time("tokenise"):
+        with session.within("prepare"), watch.time("tokenise"):
             wanted = _unsaved(window, prepared, saved)
             encoded = agent.encode(window.states, prepared, wanted)
             batches = agent.pack(encoded, session.limits_of(agent))
@@ -96,26 +106,55 @@ def _score_batch(
     writes: WriteBehind,
 ) -> None:
     prepared, window, batch = work
-    watch = Stopwatch()
-    with watch.time("forward"):
-        logits = agent.forward(window.encoded, batch)
-    with watch.time("decode"):
-        answers = agent.decode(prepared, window.encoded, batch, logits)
-    share = len(batch) / len(window.encoded)
-    stage_ms = {**{stage: ms * share for stage, ms in window.stage_ms.items()}, **watch.ms}
-    record = describe_batch(session, agent, batch, stage_ms)
+    for part, scored, forward_ms in score_in_halves(_forward_pass(session, agent, window), batch):
+        if isinstance(scored, Unscored):
+            error = _unscored_error(prepared, window, part, scored)
+            writes.put(partial(_save_errors, session, claim, [error]))
+            continue
+        watch = Stopwatch()
+        with watch.time("decode"):
+            answers = agent.decode(prepared, window.encoded, part, scored)
+        share = len(part) / len(window.encoded)
+        prepare_ms = {stage: ms * share for stage, ms in window.stage_ms.items()}
+        record = describe_batch(session, agent, part, {**prepare_ms, "forward": forward_ms, **watch.ms})
+        rows = partial(result_rows, prepared, window.window, answers)
+        writes.put(partial(_save_batch, session, claim, record, rows))
 
-    def save() -> None:
-        rows = result_rows(prepared, window.window, answers)
-        if leases.save_batch(session.db, claim, session.settings.lease_s, record, rows):
-            raise JobStoppedError
 
-    writes.put(save)
+def _forward_pass(session: Session, agent: laya.Agent, window: PreparedWindow) -> ForwardPass:
+    def run(batch: laya.Batch) -> laya.Logits:
+        with session.within("forward"):
+            return agent.forward(window.encoded, batch)
+
+    def check_device() -> None:
+        _, shortest = agent.warmup_shapes(session.limits_of(agent))[-1]
+        with session.within("forward"):
+            agent.warmup([(1, shortest)])
+
+    return ForwardPass(run, check_device, session.settings.max_attempts)
+
+
+def _save_batch(
+    session: Session, claim: Claim, record: leases.BatchRecord, rows: Callable[[], list[dict[str, Any]]]
+) -> None:
+    if leases.save_batch(session.db, claim, session.settings.lease_s, record, rows()):
+        raise JobStoppedError
 
 
 def _save_errors(session: Session, claim: Claim, errors: list[RowError]) -> None:
     if leases.save_row_errors(session.db, claim, session.settings.lease_s, errors):
         raise JobStoppedError
+
+
+def _unscored_error(
+    prepared: laya.PreparedQuestions, window: PreparedWindow, part: laya.Batch, unscored: Unscored
+) -> RowError:
+    """Of the one sequence of this part."""
+    (sequence,) = part.index
+    state = int(window.encoded.state_index[sequence])
+    question = prepared.questions[int(window.encoded.question_index[sequence])].id
+    row_number, row_id = window.window.row_numbers[state], window.window.row_ids[state]
+    return RowError(row_number, question, row_id, unscored.code, unscored.message)
 
 
 def _unsaved(window: Window, prepared: laya.PreparedQuestions, saved: set[tuple[int, str]]) -> Any:

@@ -13,12 +13,15 @@ import sqlalchemy as sa
 from jobs.errors import JobNotFoundError, LeaseLostError
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.lifecycle import cancel_waiting_shards, lock_job, settle_job, start_job
-from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, states_before
+from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, Suspects, states_before
 from schemas.message import ShardMessage
 from schemas.question import WHOLE_ROW
 from schemas.tables import batches, jobs, results, row_errors, shards
 
 _PLAN_COLUMNS = [shards.c[name] for name in ShardPlan.__dataclass_fields__]
+_SUSPECT_COLUMNS = [
+    shards.c[name] for name in ("suspect_first_row", "suspect_last_row", "suspect_deaths", "last_error")
+]
 JOB_IS_OPEN = sa.exists().where(
     jobs.c.id == shards.c.job_id,
     jobs.c.status.in_([JobStatus.QUEUED, JobStatus.RUNNING]),
@@ -80,14 +83,23 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
                 lease_expires_at=seconds_from_now(lease_s),
                 started_at=sa.func.coalesce(shards.c.started_at, seconds_from_now()),
             )
-            .returning(shards.c.attempt, *_PLAN_COLUMNS)
+            .returning(shards.c.attempt, *_PLAN_COLUMNS, *_SUSPECT_COLUMNS)
         ).one_or_none()
         if claimed is None:
             return None
         start_job(connection, job_id)
         job = connection.execute(sa.select(jobs.c.spec, jobs.c.priority).where(jobs.c.id == job_id)).one()
     plan = ShardPlan(**{column.name: getattr(claimed, column.name) for column in _PLAN_COLUMNS})
-    return Claim(job_id, shard_id, claimed.attempt, job.priority, JobSpec.model_validate(job.spec), plan)
+    suspects = [getattr(claimed, column.name) for column in _SUSPECT_COLUMNS]
+    return Claim(
+        job_id,
+        shard_id,
+        claimed.attempt,
+        job.priority,
+        JobSpec.model_validate(job.spec),
+        plan,
+        None if suspects[0] is None else Suspects(*suspects),
+    )
 
 
 def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str | None) -> str:
@@ -125,7 +137,7 @@ def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, a
     """
     started = perf_counter()
     with db.write() as connection:
-        _hold(connection, claim, lease_s, answers=shards.c.answers + len(answers))
+        hold(connection, claim, lease_s, answers=shards.c.answers + len(answers), failures=0, deaths=0)
         batch_id = connection.execute(
             sa.insert(batches)
             .values(
@@ -140,24 +152,26 @@ def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, a
         connection.execute(sa.insert(results).values(job_id=claim.job_id, batch_id=batch_id), answers)
         write_ms = (perf_counter() - started) * 1000
         connection.execute(sa.update(batches).where(batches.c.id == batch_id).values(write_ms=write_ms))
-        return _must_stop(connection, claim.job_id)
+        return must_stop(connection, claim.job_id)
 
 
-def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[RowError]) -> bool:
+def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[RowError], **shard: Any) -> bool:
     """Save rows, or questions of rows, that cannot be scored. Returns True when the worker must stop, as `save_batch`.
 
-    Past the job's `max_row_errors` the job fails: its waiting shards are cancelled and its running ones stop.
+    Past the job's `max_row_errors` the job fails: its waiting shards are cancelled and its running ones stop. `shard`
+    has columns of the shard that are to change with it.
     """
     rows = len({error.row_number for error in errors})
     pairs = sum(len(claim.spec.questions) if error.question == WHOLE_ROW else 1 for error in errors)
     with db.write() as connection:
         lock_job(connection, claim.job_id)
-        _hold(
+        hold(
             connection,
             claim,
             lease_s,
             row_errors=shards.c.row_errors + rows,
             unanswered=shards.c.unanswered + pairs,
+            **shard,
         )
         connection.execute(sa.insert(row_errors).values(job_id=claim.job_id), [asdict(error) for error in errors])
         limit = claim.spec.max_row_errors
@@ -168,13 +182,13 @@ def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[Row
             failed = jobs.c.id == claim.job_id, jobs.c.error.is_(None)
             connection.execute(sa.update(jobs).where(*failed).values(error=message))
             cancel_waiting_shards(connection, claim.job_id)
-        return _must_stop(connection, claim.job_id)
+        return must_stop(connection, claim.job_id)
 
 
 def renew_lease(db: Database, claim: Claim, lease_s: float) -> None:
     """Prolong the lease while a batch runs; raises LeaseLostError when it is another's."""
     with db.write() as connection:
-        _hold(connection, claim, lease_s)
+        hold(connection, claim, lease_s)
 
 
 def finish_shard(db: Database, claim: Claim) -> JobStatus | None:
@@ -200,11 +214,11 @@ def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> Non
         settle_job(connection, claim.job_id)
 
 
-def _hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any) -> None:
+def hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any) -> None:
     """The fence: touch the shard only under the attempt that the claim made."""
     held = connection.execute(
         sa.update(shards)
-        .where(shards.c.id == claim.shard_id, shards.c.attempt == claim.attempt, shards.c.status == ShardStatus.RUNNING)
+        .where(*_held(claim.shard_id, claim.attempt))
         .values(lease_expires_at=seconds_from_now(lease_s), **values)
     )
     if held.rowcount != 1:
@@ -216,40 +230,47 @@ def _hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any
 def _release(db: Database, claim: Claim, **values: Any) -> JobStatus | None:
     with db.write() as connection:
         lock_job(connection, claim.job_id)
-        _hold(connection, claim, 0, lease_owner=None, **values)
-        if values["status"] == ShardStatus.QUEUED and _must_stop(connection, claim.job_id):
+        hold(connection, claim, 0, lease_owner=None, **values)
+        if values["status"] == ShardStatus.QUEUED and must_stop(connection, claim.job_id):
             cancel_waiting_shards(connection, claim.job_id)
         return settle_job(connection, claim.job_id)
 
 
 def count_failure(connection: sa.Connection, shard_id: int, attempt: int, error: str, max_attempts: int) -> bool:
-    """Queue the shard again, or fail it after its last attempt, or cancel it with its job. True when queued."""
-    running = shards.c.id == shard_id, shards.c.attempt == attempt, shards.c.status == ShardStatus.RUNNING
-    shard = connection.execute(sa.select(shards.c.failures, shards.c.job_id).where(*running)).one_or_none()
-    if shard is None:
+    """End an attempt that failed. Returns True when the shard is queued again."""
+    failures = get_held(connection, shard_id, attempt).failures + 1
+    return end_attempt(connection, (shard_id, attempt), error, failures >= max_attempts, failures=failures)
+
+
+def get_held(connection: sa.Connection, shard_id: int, attempt: int) -> sa.Row[Any]:
+    """The shard's row; raises LeaseLostError unless this attempt holds it. The caller holds the job's lock."""
+    found = connection.execute(sa.select(shards).where(*_held(shard_id, attempt))).one_or_none()
+    if found is None:
         raise LeaseLostError(f"shard {shard_id} is no longer held by attempt {attempt}")
-    if _must_stop(connection, shard.job_id):
+    return found
+
+
+def end_attempt(connection: sa.Connection, held: tuple[int, int], error: str, exhausted: bool, **values: Any) -> bool:
+    """Queue the shard again, or fail it when `exhausted`, or cancel it with its job. True when queued.
+
+    `held` is the shard's id and the attempt that holds it.
+    """
+    job_id = connection.execute(sa.select(shards.c.job_id).where(shards.c.id == held[0])).scalar_one()
+    if must_stop(connection, job_id):
         status = ShardStatus.CANCELLED
-    elif shard.failures + 1 >= max_attempts:
-        status = ShardStatus.FAILED
     else:
-        status = ShardStatus.QUEUED
+        status = ShardStatus.FAILED if exhausted else ShardStatus.QUEUED
     ended = {} if status == ShardStatus.QUEUED else {"finished_at": seconds_from_now()}
-    connection.execute(
-        sa.update(shards)
-        .where(*running)
-        .values(
-            status=status,
-            failures=shard.failures + 1,
-            last_error=error,
-            lease_owner=None,
-            sent_at=seconds_from_now(),
-            **ended,
-        )
-    )
+    released = {"status": status, "last_error": error, "lease_owner": None, "sent_at": seconds_from_now()}
+    connection.execute(sa.update(shards).where(*_held(*held)).values(**released, **ended, **values))
     return status == ShardStatus.QUEUED
 
 
-def _must_stop(connection: sa.Connection, job_id: int) -> bool:
+def _held(shard_id: int, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
+    return shards.c.id == shard_id, shards.c.attempt == attempt, shards.c.status == ShardStatus.RUNNING
+
+
+def must_stop(connection: sa.Connection, job_id: int) -> bool:
+    """Whether the job was cancelled or has failed, so that its shards are to end."""
     job = connection.execute(sa.select(jobs.c.cancel_requested_at, jobs.c.error).where(jobs.c.id == job_id)).one()
     return job.cancel_requested_at is not None or job.error is not None

@@ -19,6 +19,8 @@ from schemas.job import (
 )
 from schemas.tables import jobs, shards
 
+NO_SUSPECTS = {"suspect_first_row": None, "suspect_last_row": None, "suspect_attempt": None, "suspect_deaths": 0}
+
 
 @dataclass(frozen=True)
 class JobOptions:
@@ -110,6 +112,8 @@ def retry_job(db: Database, job_id: int, max_row_errors: int | None) -> None:
         waiting: dict[str, Any] = {
             "status": ShardStatus.QUEUED,
             "failures": 0,
+            "deaths": 0,
+            **NO_SUSPECTS,
             "sent_at": seconds_from_now(),
             "finished_at": None,
         }

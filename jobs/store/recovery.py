@@ -3,23 +3,25 @@
 import sqlalchemy as sa
 
 from jobs.store.database import Database, seconds_from_now
-from jobs.store.leases import JOB_IS_OPEN, count_failure
+from jobs.store.leases import JOB_IS_OPEN
 from jobs.store.lifecycle import lock_job, settle_job
+from jobs.store.suspects import count_death
 from schemas.job import ShardStatus
 from schemas.message import QueuedShard
 from schemas.tables import jobs, shards
 
 
-def release_leases(db: Database, owner: str, max_attempts: int) -> list[QueuedShard]:
-    """Count as failed what a worker of this name still held: it died, and its successor has started.
+def release_leases(db: Database, owner: str, max_attempts: int, how: str | None = None) -> list[QueuedShard]:
+    """Free what a worker of this name still held: it died (`how`, if known), and its successor has started.
 
     Returns the shards that are queued again, whose messages must be sent.
     """
-    return _release_running(db, shards.c.lease_owner == owner, "the worker process died", max_attempts)
+    reason = "the worker process died" + (f": {how}" if how else "")
+    return _release_running(db, shards.c.lease_owner == owner, reason, max_attempts)
 
 
 def expire_leases(db: Database, max_attempts: int, only_job: int | None = None) -> list[QueuedShard]:
-    """Count as failed every attempt whose lease has ended; returns what must be sent, as `release_leases` does."""
+    """Free every shard whose lease has ended; returns what must be sent, as `release_leases` does."""
     ended = sa.and_(shards.c.lease_expires_at < seconds_from_now(), _in_job(only_job))
     return _release_running(db, ended, "the worker vanished: its lease ended", max_attempts)
 
@@ -80,7 +82,7 @@ def _release_running(db: Database, which: sa.ColumnElement[bool], error: str, ma
             lock_job(connection, job_id)
             still_lost = connection.scalar(lost.with_only_columns(shards.c.attempt).where(shards.c.id == shard_id))
             if still_lost == attempt:
-                if count_failure(connection, shard_id, attempt, error, max_attempts):
+                if count_death(connection, shard_id, attempt, error, max_attempts):
                     queued.append(QueuedShard(job_id, shard_id, priority))
                 settle_job(connection, job_id)
     return queued

@@ -57,9 +57,9 @@ def mark_stopped(db: Database, name: str) -> None:
         connection.execute(sa.update(workers).where(*alive).values(status="stopped"))
 
 
-def beat(db: Database, worker_id: int) -> None:
-    """The worker is alive."""
-    _update(db, worker_id)
+def beat(db: Database, worker_id: int, refused_messages: int) -> None:
+    """The worker is alive, and has refused so many messages."""
+    _update(db, worker_id, refused_messages=refused_messages)
 
 
 def _update(db: Database, worker_id: int, **values: Any) -> None:

@@ -1,0 +1,89 @@
+"""A batch that raises is scored again in halves, until what cannot be scored stands alone. Its neighbours are answered.
+
+For errors that leave the process in health. One that does not, and a row that kills it, are `worker.suspects`'.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+import laya
+from worker.timing import Stopwatch
+
+# What a forward pass raises when it fails: PyTorch's own errors are RuntimeErrors. Anything else is a fault of ours.
+FORWARD_ERRORS = (RuntimeError, MemoryError)
+
+
+class DeviceLostError(RuntimeError):
+    """After a forward pass that raised, not even a small one succeeds: this process can score no more."""
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """Why one sequence has no logits."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """How a batch is run. `check_device` raises one of FORWARD_ERRORS when the device can run nothing at all."""
+
+    run: Callable[[laya.Batch], laya.Logits]
+    check_device: Callable[[], None]
+    tries: int  # of a sequence alone
+
+
+def score_in_halves(
+    forward: ForwardPass, batch: laya.Batch
+) -> Iterator[tuple[laya.Batch, laya.Logits | Unscored, float]]:
+    """The parts of the batch, each with its logits and its forward's milliseconds; or a single sequence, and why not.
+
+    Raises:
+        DeviceLostError: it is not the batch.
+    """
+    waiting = [(batch, forward.tries)]
+    while waiting:
+        part, tries = waiting.pop()
+        watch = Stopwatch()
+        with watch.time("forward"):
+            scored = _attempt(forward, part)
+        if isinstance(scored, laya.Logits):
+            yield part, scored, watch.ms["forward"]
+            continue
+        _check_device(forward, scored)
+        if len(part) > 1:
+            waiting += [(half, tries) for half in _halves(part)]
+        elif tries > 1:
+            waiting.append((part, tries - 1))
+        else:
+            yield part, scored, watch.ms["forward"]
+
+
+def _attempt(forward: ForwardPass, part: laya.Batch) -> laya.Logits | Unscored:
+    try:
+        return forward.run(part)
+    except FORWARD_ERRORS as error:
+        # Not kept: its traceback would hold the memory of the pass.
+        memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        return Unscored("out_of_memory" if memory else "scoring_failed", f"{type(error).__name__}: {error}")
+
+
+def _check_device(forward: ForwardPass, failed: Unscored) -> None:
+    torch.cuda.empty_cache()  # nothing, where there is no GPU
+    try:
+        forward.check_device()
+    except FORWARD_ERRORS as error:
+        raise DeviceLostError(f"{failed.message}; and then a small batch failed, too") from error
+
+
+def _halves(batch: laya.Batch) -> list[laya.Batch]:
+    """Both at the batch's bucket length; how many tokens are real is shared out evenly."""
+    middle = len(batch) // 2
+    tokens = round(batch.tokens * middle / len(batch))
+    return [
+        laya.Batch(batch.index[middle:], batch.bucket_length, batch.tokens - tokens),
+        laya.Batch(batch.index[:middle], batch.bucket_length, tokens),
+    ]
