@@ -143,3 +143,6 @@ class Claim:
     priority: int
     spec: JobSpec
     plan: ShardPlan
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} shard {self.shard_id} attempt {self.attempt}"

@@ -6,6 +6,7 @@ Windows of rows are prepared ahead in one thread and batches saved behind in ano
 neither. Everything goes out through the claim's fence: a worker that lost its lease saves nothing.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,8 @@ from worker.pipeline import WriteBehind, read_ahead, write_behind
 from worker.reader import Window, read_windows
 from worker.session import CheckpointChangedError, Session, describe_batch
 from worker.timing import Stopwatch
+
+log = logging.getLogger(__name__)
 
 PERMANENT = (InputError, CheckpointChangedError, laya.QuestionError)  # what another attempt would meet again
 
@@ -96,6 +99,7 @@ def _score_batch(
     writes: WriteBehind,
 ) -> None:
     prepared, window, batch = work
+    log.debug("%s: scoring %d sequences", claim, len(batch))
     watch = Stopwatch()
     with watch.time("forward"):
         logits = agent.forward(window.encoded, batch)
