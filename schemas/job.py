@@ -163,3 +163,6 @@ class Claim:
     spec: JobSpec
     plan: ShardPlan
     suspects: Suspects | None = None  # None: no process has died with this shard in hand
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} shard {self.shard_id} attempt {self.attempt}"

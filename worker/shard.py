@@ -6,6 +6,7 @@ Windows of rows are prepared ahead in one thread and batches saved behind in ano
 neither. Everything goes out through the claim's fence: a worker that lost its lease saves nothing.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,8 @@ from worker.reader import Window, read_windows
 from worker.session import CheckpointChangedError, Session, describe_batch
 from worker.suspects import suspect_groups
 from worker.timing import Stopwatch
+
+log = logging.getLogger(__name__)
 
 PERMANENT = (InputError, CheckpointChangedError, laya.QuestionError)  # what another attempt would meet again
 
@@ -106,7 +109,7 @@ def _score_batch(
     writes: WriteBehind,
 ) -> None:
     prepared, window, batch = work
-    for part, scored, forward_ms in score_in_halves(_forward_pass(session, agent, window), batch):
+    for part, scored, forward_ms in score_in_halves(_forward_pass(session, claim, agent, window), batch):
         if isinstance(scored, Unscored):
             error = _unscored_error(prepared, window, part, scored)
             writes.put(partial(_save_errors, session, claim, [error]))
@@ -121,8 +124,9 @@ def _score_batch(
         writes.put(partial(_save_batch, session, claim, record, rows))
 
 
-def _forward_pass(session: Session, agent: laya.Agent, window: PreparedWindow) -> ForwardPass:
+def _forward_pass(session: Session, claim: Claim, agent: laya.Agent, window: PreparedWindow) -> ForwardPass:
     def run(batch: laya.Batch) -> laya.Logits:
+        log.debug("%s: scoring %d sequences", claim, len(batch))
         with session.within("forward"):
             return agent.forward(window.encoded, batch)
 

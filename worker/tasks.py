@@ -45,7 +45,7 @@ class ScoreShard(Task):  # type: ignore[misc]  # Celery has no types
             with session.holding(claim):
                 _score(session, claim)
         except (LeaseLostError, DatabaseError) as error:
-            log.warning("job %d shard %d: left to the next worker: %s", claim.job_id, claim.shard_id, error)
+            log.warning("%s: left to the next worker: %s", claim, error)
 
 
 def _score(session: "Session", claim: Claim) -> None:
@@ -53,27 +53,26 @@ def _score(session: "Session", claim: Claim) -> None:
     from worker.halving import DeviceLostError  # noqa: PLC0415 - not in the parent
     from worker.shard import PERMANENT, DrainingError, JobStoppedError, run_shard  # noqa: PLC0415
 
-    where = f"job {claim.job_id} shard {claim.shard_id} attempt {claim.attempt}"
-    log.info("%s: %d rows of %s", where, claim.plan.rows, claim.plan.file)
+    log.info("%s: %d rows of %s", claim, claim.plan.rows, claim.plan.file)
     try:
         run_shard(session, claim)
         outcome = leases.finish_shard(session.db, claim)
-        log.info("%s: done%s", where, f"; the job {outcome}" if outcome else "")
+        log.info("%s: done%s", claim, f"; the job {outcome}" if outcome else "")
     except (LeaseLostError, DatabaseError):
         raise
     except JobStoppedError:
         leases.stop_shard(session.db, claim)
-        log.info("%s: stopped with its job", where)
+        log.info("%s: stopped with its job", claim)
     except DrainingError:
         leases.give_back(session.db, claim)
         send_again(session.settings, [QueuedShard(claim.job_id, claim.shard_id, claim.priority)])
-        log.info("%s: given back", where)
+        log.info("%s: given back", claim)
     except DeviceLostError as error:
-        log.exception("%s: this process can score no more", where)
+        log.exception("%s: this process can score no more", claim)
         reason = f"the worker process ended itself: {error}"
         send_again(session.settings, record_death(session.db, claim, reason, session.settings.max_attempts))
         os.kill(os.getpid(), signal.SIGKILL)  # only a new process has a new device context, and only if it boots
     except Exception as error:  # the task boundary: whatever an attempt dies of is counted on the shard
-        log.exception("%s: failed", where)
+        log.exception("%s: failed", claim)
         attempts = 1 if isinstance(error, PERMANENT) else session.settings.max_attempts
         leases.fail_shard(session.db, claim, f"{type(error).__name__}: {error}", attempts)

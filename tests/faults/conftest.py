@@ -1,0 +1,48 @@
+"""The fault suite: private servers that a test may break, a service on them, and the report of what it cost.
+
+`pytest tests/faults` runs the quick part; `make faults` runs everything and writes the table into
+`docs/reliability.md`.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.faults.report import FaultReport
+from tests.faults.servers import PrivatePostgres, PrivateRedis
+
+REPORT = pytest.StashKey[FaultReport]()
+TABLE_WIDTH = 120
+
+
+@pytest.fixture(scope="session")
+def report(request: pytest.FixtureRequest) -> FaultReport:
+    """Where a test notes what its fault cost: `report.record(fault, times=…, rows=…, lost=…, …)`."""
+    return request.config.stash.setdefault(REPORT, FaultReport())
+
+
+def pytest_terminal_summary(config: pytest.Config) -> None:
+    """Print the table; with FAULT_REPORT=page.md in the environment, put it into that page, too."""
+    report = config.stash.get(REPORT, None)
+    if report is None or not report.records:
+        return
+    Console(width=TABLE_WIDTH).print(report.draw())
+    if page := os.environ.get("FAULT_REPORT"):
+        report.write_into(Path(page))
+
+
+@pytest.fixture
+def private_redis() -> Iterator[PrivateRedis]:
+    """A Redis of the test's own, to be stopped, frozen and filled."""
+    with PrivateRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def private_postgres() -> Iterator[PrivatePostgres]:
+    """A PostgreSQL of the test's own, to be stopped, frozen and filled."""
+    with PrivatePostgres() as server:
+        yield server
