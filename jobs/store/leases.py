@@ -161,7 +161,7 @@ def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[Row
     Past the job's `max_row_errors` the job fails: its waiting shards are cancelled and its running ones stop. `shard`
     has columns of the shard that are to change with it.
     """
-    rows = len({error.row_number for error in errors})
+    failed_rows = {error.row_number for error in errors}
     pairs = sum(len(claim.spec.questions) if error.question == WHOLE_ROW else 1 for error in errors)
     with db.write() as connection:
         lock_job(connection, claim.job_id)
@@ -169,7 +169,7 @@ def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[Row
             connection,
             claim,
             lease_s,
-            row_errors=shards.c.row_errors + rows,
+            row_errors=shards.c.row_errors + len(failed_rows - _rows_with_errors(connection, claim)),
             unanswered=shards.c.unanswered + pairs,
             **shard,
         )
@@ -183,6 +183,13 @@ def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[Row
             connection.execute(sa.update(jobs).where(*failed).values(error=message))
             cancel_waiting_shards(connection, claim.job_id)
         return must_stop(connection, claim.job_id)
+
+
+def _rows_with_errors(connection: sa.Connection, claim: Claim) -> set[int]:
+    """Rows of the claim that count as failed already: another question of theirs did."""
+    first, last = claim.plan.first_row_number, claim.plan.first_row_number + claim.plan.rows - 1
+    ours = row_errors.c.job_id == claim.job_id, row_errors.c.row_number.between(first, last)
+    return set(connection.scalars(sa.select(row_errors.c.row_number).where(*ours)))
 
 
 def renew_lease(db: Database, claim: Claim, lease_s: float) -> None:
