@@ -74,10 +74,22 @@ class Settings(BaseSettings):
     resend_s: PositiveFloat = Field(
         default=60, description="Seconds after which an unclaimed shard's message may be lost."
     )
+    database_retry_s: PositiveFloat = Field(
+        default=300,
+        description="Seconds for which a worker tries again what the database refuses or loses.",
+    )
     visibility_timeout_s: PositiveInt = Field(
         default=3600, description="Seconds after which Redis delivers an unacknowledged message again."
     )
     boot_timeout_s: PositiveFloat = Field(default=1800, description="Seconds that loading and warming up may take.")
+    poll_timeout_s: PositiveFloat = Field(
+        default=120,
+        description="Seconds without an answer from the broker after which an idle worker ends, to be started again.",
+    )
+    max_rss_bytes: PositiveInt | None = Field(
+        default=None,
+        description="Memory of a scoring process past which it gives its shard back and starts again; unset: any.",
+    )
     log_level: str = Field(default="INFO", description="Level of the workers' log: DEBUG, INFO, WARNING or ERROR.")
 
     @property

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from jobs.settings import PREFIX
 from jobs.store.database import Database
+from tests.checkpoints import CheckpointSpec, make_checkpoint
 
 POSTGRES_URL = os.environ.get("TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/test")
 REDIS_URL = os.environ.get("TEST_REDIS_URL", "redis://127.0.0.1:6379/15")
@@ -55,6 +56,13 @@ def postgres_admin() -> Iterator[sa.Engine]:
         missing_service(f"PostgreSQL at {POSTGRES_URL}")
     yield engine
     engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint small enough that a worker boots in seconds."""
+    spec = CheckpointSpec(max_len=96, encoder={"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2})
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", spec)
 
 
 @contextmanager

@@ -101,7 +101,7 @@ class Session:
 
 def boot_session(settings: Settings, owner: str, device: str, draining: Flag) -> Session:
     """Load and warm the settings' checkpoint, and record the worker. Raises what kept it from that, once recorded."""
-    db = Database(settings.resolved_database_url)
+    db = Database(settings.resolved_database_url, settings.database_retry_s)
     start = workers.WorkerStart(owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend)
     worker_id = workers.start_worker(db, start)
     session = Session(settings, db, owner, worker_id, draining)

@@ -13,6 +13,8 @@ import sqlalchemy as sa
 from jobs.errors import JobNotFoundError, LeaseLostError
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.lifecycle import cancel_waiting_shards, lock_job, settle_job, start_job
+from jobs.store.replay import replayed
+from jobs.store.traces import are_errors_saved, is_batch_saved
 from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, states_before
 from schemas.message import ShardMessage
 from schemas.question import WHOLE_ROW
@@ -57,8 +59,12 @@ class RowError:
     message: str
 
 
+@replayed
 def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float) -> Claim | None:
-    """Take a waiting shard of an open job; None when there is nothing to take, as for a message that came twice."""
+    """Take a waiting shard of an open job; None when there is nothing to take, as for a message that came twice.
+
+    A shard that this owner holds is taken, too: a worker has one at a time, so this one has slipped out of its hands.
+    """
     job_id, shard_id = message.job_id, message.shard_id
     with db.write() as connection:
         try:
@@ -70,7 +76,10 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
             .where(
                 shards.c.id == shard_id,
                 shards.c.job_id == job_id,
-                shards.c.status.in_(states_before(ShardStatus.RUNNING)),
+                sa.or_(
+                    shards.c.status.in_(states_before(ShardStatus.RUNNING)),
+                    sa.and_(shards.c.status == ShardStatus.RUNNING, shards.c.lease_owner == owner),
+                ),
                 JOB_IS_OPEN,
             )
             .values(
@@ -90,6 +99,7 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
     return Claim(job_id, shard_id, claimed.attempt, job.priority, JobSpec.model_validate(job.spec), plan)
 
 
+@replayed
 def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str | None) -> str:
     """Note the weights that score this job, the first time; returns the fingerprint that the job is held to."""
     with db.write() as connection:
@@ -102,6 +112,7 @@ def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str 
         return str(connection.scalar(sa.select(jobs.c.checkpoint_fingerprint).where(jobs.c.id == claim.job_id)))
 
 
+@replayed
 def saved_pairs(db: Database, claim: Claim) -> set[tuple[int, str]]:
     """(row number, question) of every answer and error that earlier attempts saved; question '*' is the whole row."""
     first, rows = claim.plan.first_row_number, claim.plan.rows
@@ -115,6 +126,7 @@ def saved_pairs(db: Database, claim: Claim) -> set[tuple[int, str]]:
         return {(row_number, question) for row_number, question in connection.execute(sa.union_all(*saved))}
 
 
+@replayed
 def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, answers: list[dict[str, Any]]) -> bool:
     """Save one batch's answers (columns of `results` without job and batch), and prolong the lease.
 
@@ -123,6 +135,17 @@ def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, a
     Raises:
         LeaseLostError: another attempt holds the shard; nothing was saved.
     """
+    try:
+        return _insert_batch(db, claim, lease_s, batch, answers)
+    except sa.exc.IntegrityError:
+        if not is_batch_saved(db, claim, {(answer["row_number"], answer["question"]) for answer in answers}):
+            raise
+        return _read_must_stop(db, claim)
+
+
+def _insert_batch(
+    db: Database, claim: Claim, lease_s: float, batch: BatchRecord, answers: list[dict[str, Any]]
+) -> bool:
     started = perf_counter()
     with db.write() as connection:
         _hold(connection, claim, lease_s, answers=shards.c.answers + len(answers))
@@ -143,11 +166,21 @@ def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, a
         return _must_stop(connection, claim.job_id)
 
 
+@replayed
 def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[RowError]) -> bool:
     """Save rows, or questions of rows, that cannot be scored. Returns True when the worker must stop, as `save_batch`.
 
     Past the job's `max_row_errors` the job fails: its waiting shards are cancelled and its running ones stop.
     """
+    try:
+        return _insert_row_errors(db, claim, lease_s, errors)
+    except sa.exc.IntegrityError:
+        if not are_errors_saved(db, claim, {(error.row_number, error.question) for error in errors}):
+            raise
+        return _read_must_stop(db, claim)
+
+
+def _insert_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[RowError]) -> bool:
     rows = len({error.row_number for error in errors})
     pairs = sum(len(claim.spec.questions) if error.question == WHOLE_ROW else 1 for error in errors)
     with db.write() as connection:
@@ -171,6 +204,12 @@ def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[Row
         return _must_stop(connection, claim.job_id)
 
 
+def _read_must_stop(db: Database, claim: Claim) -> bool:
+    with db.read() as connection:
+        return _must_stop(connection, claim.job_id)
+
+
+@replayed
 def renew_lease(db: Database, claim: Claim, lease_s: float) -> None:
     """Prolong the lease while a batch runs; raises LeaseLostError when it is another's."""
     with db.write() as connection:
@@ -192,6 +231,7 @@ def give_back(db: Database, claim: Claim) -> None:
     _release(db, claim, status=ShardStatus.QUEUED, sent_at=seconds_from_now())
 
 
+@replayed
 def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> None:
     """An attempt ended in an error. Its message is left to the sweep: what failed just now may work in a while."""
     with db.write() as connection:
@@ -213,9 +253,13 @@ def _hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any
         )
 
 
-def _release(db: Database, claim: Claim, **values: Any) -> JobStatus | None:
+@replayed
+def _release(db: Database, /, claim: Claim, **values: Any) -> JobStatus | None:
+    ended_so = shards.c.id == claim.shard_id, shards.c.attempt == claim.attempt, shards.c.status == values["status"]
     with db.write() as connection:
         lock_job(connection, claim.job_id)
+        if connection.scalar(sa.select(shards.c.id).where(*ended_so)):
+            return None  # it was committed before, and the reply was lost
         _hold(connection, claim, 0, lease_owner=None, **values)
         if values["status"] == ShardStatus.QUEUED and _must_stop(connection, claim.job_id):
             cancel_waiting_shards(connection, claim.job_id)
