@@ -218,7 +218,8 @@ def _job_fields(job: JobInfo) -> dict[str, Any]:
 @cli.command()
 def watch(job_id: JobId) -> None:
     """Show a job's progress until it ends, then what came out. Leaving does not stop the job."""
-    with open_database(load_settings()) as db:
+    settings = load_settings()
+    with open_database(settings, settings.database_retry_s) as db:
         job = show_progress(jobs.client.poll_job(db, job_id))
         print_summary(db, job)
     if job.status is not JobStatus.SUCCEEDED:

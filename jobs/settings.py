@@ -69,9 +69,6 @@ class Settings(BaseSettings):
     batch_timeout_s: PositiveFloat = Field(
         default=600, description="Seconds that reading a window or scoring a batch may take; then its process is ended."
     )
-    memory_limit_bytes: PositiveInt | None = Field(
-        default=None, description="Bytes of memory at which a scoring process is ended; unset: the machine's limit."
-    )
     lease_s: PositiveFloat = Field(default=120, description="Seconds after which a silent worker's shard is another's.")
     max_attempts: PositiveInt = Field(
         default=3, description="Attempts without an answer in between that may fail, of a shard; and deaths of a row."
@@ -82,10 +79,22 @@ class Settings(BaseSettings):
     resend_s: PositiveFloat = Field(
         default=60, description="Seconds after which an unclaimed shard's message may be lost."
     )
+    database_retry_s: PositiveFloat = Field(
+        default=300,
+        description="Seconds for which a worker tries again what the database refuses or loses.",
+    )
     visibility_timeout_s: PositiveInt = Field(
         default=3600, description="Seconds after which Redis delivers an unacknowledged message again."
     )
     boot_timeout_s: PositiveFloat = Field(default=1800, description="Seconds that loading and warming up may take.")
+    poll_timeout_s: PositiveFloat = Field(
+        default=120,
+        description="Seconds without an answer from the broker after which an idle worker ends, to be started again.",
+    )
+    max_rss_bytes: PositiveInt | None = Field(
+        default=None,
+        description="Memory past which a scoring process gives its shard back and starts anew; killed at 1.5 times it.",
+    )
     log_level: str = Field(default="INFO", description="Level of the workers' log: DEBUG, INFO, WARNING or ERROR.")
 
     @property

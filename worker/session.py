@@ -106,13 +106,14 @@ class Session:
 
 def boot_session(settings: Settings, owner: str, device: str, vitals: Vitals) -> Session:
     """Load and warm the settings' checkpoint, and record the worker. Raises what kept it from that, once recorded."""
-    db = Database(settings.resolved_database_url)
+    db = Database(settings.resolved_database_url, settings.database_retry_s)
+    how_it_died = vitals.death or workers.last_error(db, owner)
     start = workers.WorkerStart(owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend)
     worker_id = workers.start_worker(db, start)
     session = Session(settings, db, owner, worker_id, vitals, refused_before=vitals.refused)
     watch = Stopwatch()
     try:
-        send_again(settings, recovery.release_leases(db, owner, settings.max_attempts, vitals.death))
+        send_again(settings, recovery.release_leases(db, owner, settings.max_attempts, how_it_died))
         vitals.death = None
         with watch.time("warmup"):
             agent = session.agent_for(resolve_checkpoint(settings.checkpoint), settings.backend)

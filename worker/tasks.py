@@ -70,8 +70,10 @@ def _score(session: "Session", claim: Claim) -> None:
     except DeviceLostError as error:
         log.exception("%s: this process can score no more", claim)
         reason = f"the worker process ended itself: {error}"
-        send_again(session.settings, record_death(session.db, claim, reason, session.settings.max_attempts))
-        os.kill(os.getpid(), signal.SIGKILL)  # only a new process has a new device context, and only if it boots
+        try:
+            send_again(session.settings, record_death(session.db, claim, reason, session.settings.max_attempts))
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)  # only a new process has a new device, and only if it boots
     except Exception as error:  # the task boundary: whatever an attempt dies of is counted on the shard
         log.exception("%s: failed", claim)
         attempts = 1 if isinstance(error, PERMANENT) else session.settings.max_attempts

@@ -1,4 +1,4 @@
-"""What a worker's parent and its child tell each other, in memory that both see. Owns no policy: `watchdog` does."""
+"""What a worker's parent and its child tell each other, in memory that both see. Owns no policy: `watch` does."""
 
 import time
 from collections.abc import Iterator
@@ -6,22 +6,20 @@ from contextlib import contextmanager
 from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import Literal
 
-from worker.flag import Flag
+from worker.boot import Boot
 
 Stage = Literal["prepare", "forward"]  # they run at once, each with a deadline of its own
 DEATH_BYTES = 200
 
 
-class Vitals:
+class Vitals(Boot):
     """How far the child is, when what it does must have ended, how the last child died, and what was refused.
 
     It has no locks: a process that dies must keep none.
     """
 
     def __init__(self) -> None:
-        self.warm = Flag()
-        self.failed = Flag()
-        self.draining = Flag()
+        super().__init__()
         self._deadlines = {stage: RawValue("d", 0.0) for stage in ("prepare", "forward")}  # monotonic seconds; 0: none
         self._death = RawArray("c", DEATH_BYTES)
         self._refused = RawValue("q", 0)

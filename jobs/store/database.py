@@ -1,5 +1,6 @@
 """Connecting to the database, its clock, and its migrations. Owns no statement about jobs."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +15,19 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
-from jobs.errors import DatabaseError
+from jobs.errors import DatabaseAwayError, DatabaseBusyError, DatabaseError
 from schemas.tables import UtcTime
 
 SQLITE_BUSY_TIMEOUT_S = 30  # how long a writer waits for another before it gives up
 CONNECT_TIMEOUT_S = 5
 SILENCE_S = 30
+RETRY_S = 5.0  # for what waits in a person's sight; workers are more patient
+
+# SQLSTATE classes and codes of what passes: in conflict with another transaction, no resources (a full disk), cancelled
+# by an operator, a broken system, locked, and a server that has become a standby.
+_BUSY_SQLSTATES = ("40", "53", "57", "58", "55P03", "25006")
+_AWAY_SQLSTATES = ("57P0", "08")  # the server is stopping, or ended this connection
+_BUSY_SQLITE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 NOT_A_URL = "LAYA_BATCH_DATABASE_URL is not a database URL; write postgresql://user:password@host/name or sqlite:////folder/file.db"
 
 
@@ -48,7 +56,9 @@ def _sqlite_clock(element: Any, compiler: Any, **kw: Any) -> str:
 class Database:
     """One database: transactions that write, transactions that only read, and the schema's version."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, retry_s: float = RETRY_S) -> None:
+        """`retry_s`: for how long a call tries again what the database refuses for the moment."""
+        self.retry_s = retry_s
         try:
             self.url = sa.make_url(url)
         except (sa.exc.ArgumentError, ValueError) as error:
@@ -136,7 +146,22 @@ class Database:
             raise
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
-            raise DatabaseError(f"the database {self.shown_url} cannot be used: {reason}") from error
+            raise _kind_of(error)(f"the database {self.shown_url} cannot be used: {reason}") from error
+
+
+def _kind_of(error: sa.exc.DBAPIError | sa.exc.TimeoutError) -> type[DatabaseError]:
+    """Whether what failed may succeed later, and whether it is sure to have been undone."""
+    if isinstance(error, sa.exc.TimeoutError):  # no connection was free
+        return DatabaseBusyError
+    if isinstance(error.orig, sqlite3.Error):
+        primary_code = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        return DatabaseBusyError if primary_code in _BUSY_SQLITE else DatabaseError
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    if sqlstate is None and isinstance(error, sa.exc.OperationalError):
+        return DatabaseAwayError
+    if error.connection_invalidated or str(sqlstate).startswith(_AWAY_SQLSTATES):
+        return DatabaseAwayError
+    return DatabaseBusyError if str(sqlstate).startswith(_BUSY_SQLSTATES) else DatabaseError
 
 
 # Changing to WAL takes a lock that SQLite does not wait for by itself, and two programs may open a new file at once.

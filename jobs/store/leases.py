@@ -10,9 +10,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from jobs.errors import JobNotFoundError, LeaseLostError
+from jobs.errors import JobNotFoundError
 from jobs.store.database import Database, seconds_from_now
+from jobs.store.fence import JOB_IS_OPEN, count_failure, hold, must_stop
 from jobs.store.lifecycle import cancel_waiting_shards, lock_job, settle_job, start_job
+from jobs.store.replay import replayed
+from jobs.store.traces import are_errors_saved, is_batch_saved
 from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, Suspects, states_before
 from schemas.message import ShardMessage
 from schemas.question import WHOLE_ROW
@@ -22,12 +25,6 @@ _PLAN_COLUMNS = [shards.c[name] for name in ShardPlan.__dataclass_fields__]
 _SUSPECT_COLUMNS = [
     shards.c[name] for name in ("suspect_first_row", "suspect_last_row", "suspect_deaths", "last_error")
 ]
-JOB_IS_OPEN = sa.exists().where(
-    jobs.c.id == shards.c.job_id,
-    jobs.c.status.in_([JobStatus.QUEUED, JobStatus.RUNNING]),
-    jobs.c.cancel_requested_at.is_(None),
-    jobs.c.error.is_(None),
-)
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,12 @@ class RowError:
     message: str
 
 
+@replayed
 def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float) -> Claim | None:
-    """Take a waiting shard of an open job; None when there is nothing to take, as for a message that came twice."""
+    """Take a waiting shard of an open job; None when there is nothing to take, as for a message that came twice.
+
+    A shard that this owner holds is taken, too: a worker has one at a time, so this one has slipped out of its hands.
+    """
     job_id, shard_id = message.job_id, message.shard_id
     with db.write() as connection:
         try:
@@ -73,7 +74,10 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
             .where(
                 shards.c.id == shard_id,
                 shards.c.job_id == job_id,
-                shards.c.status.in_(states_before(ShardStatus.RUNNING)),
+                sa.or_(
+                    shards.c.status.in_(states_before(ShardStatus.RUNNING)),
+                    sa.and_(shards.c.status == ShardStatus.RUNNING, shards.c.lease_owner == owner),
+                ),
                 JOB_IS_OPEN,
             )
             .values(
@@ -102,6 +106,7 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
     )
 
 
+@replayed
 def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str | None) -> str:
     """Note the weights that score this job, the first time; returns the fingerprint that the job is held to."""
     with db.write() as connection:
@@ -114,6 +119,7 @@ def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str 
         return str(connection.scalar(sa.select(jobs.c.checkpoint_fingerprint).where(jobs.c.id == claim.job_id)))
 
 
+@replayed
 def saved_pairs(db: Database, claim: Claim) -> set[tuple[int, str]]:
     """(row number, question) of every answer and error that earlier attempts saved; question '*' is the whole row."""
     first, rows = claim.plan.first_row_number, claim.plan.rows
@@ -127,6 +133,7 @@ def saved_pairs(db: Database, claim: Claim) -> set[tuple[int, str]]:
         return {(row_number, question) for row_number, question in connection.execute(sa.union_all(*saved))}
 
 
+@replayed
 def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, answers: list[dict[str, Any]]) -> bool:
     """Save one batch's answers (columns of `results` without job and batch), and prolong the lease.
 
@@ -135,6 +142,17 @@ def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, a
     Raises:
         LeaseLostError: another attempt holds the shard; nothing was saved.
     """
+    try:
+        return _insert_batch(db, claim, lease_s, batch, answers)
+    except sa.exc.IntegrityError:
+        if not is_batch_saved(db, claim, {(answer["row_number"], answer["question"]) for answer in answers}):
+            raise
+        return _read_must_stop(db, claim)
+
+
+def _insert_batch(
+    db: Database, claim: Claim, lease_s: float, batch: BatchRecord, answers: list[dict[str, Any]]
+) -> bool:
     started = perf_counter()
     with db.write() as connection:
         hold(connection, claim, lease_s, answers=shards.c.answers + len(answers), failures=0, deaths=0)
@@ -155,12 +173,24 @@ def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, a
         return must_stop(connection, claim.job_id)
 
 
-def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[RowError], **shard: Any) -> bool:
+@replayed
+def save_row_errors(db: Database, /, claim: Claim, lease_s: float, errors: list[RowError], **shard: Any) -> bool:
     """Save rows, or questions of rows, that cannot be scored. Returns True when the worker must stop, as `save_batch`.
 
     Past the job's `max_row_errors` the job fails: its waiting shards are cancelled and its running ones stop. `shard`
     has columns of the shard that are to change with it.
     """
+    try:
+        return _insert_row_errors(db, claim, lease_s, errors, shard)
+    except sa.exc.IntegrityError:
+        if not are_errors_saved(db, claim, {(error.row_number, error.question) for error in errors}):
+            raise
+        return _read_must_stop(db, claim)
+
+
+def _insert_row_errors(
+    db: Database, claim: Claim, lease_s: float, errors: list[RowError], shard: dict[str, Any]
+) -> bool:
     failed_rows = {error.row_number for error in errors}
     pairs = sum(len(claim.spec.questions) if error.question == WHOLE_ROW else 1 for error in errors)
     with db.write() as connection:
@@ -192,6 +222,12 @@ def _rows_with_errors(connection: sa.Connection, claim: Claim) -> set[int]:
     return set(connection.scalars(sa.select(row_errors.c.row_number).where(*ours)))
 
 
+def _read_must_stop(db: Database, claim: Claim) -> bool:
+    with db.read() as connection:
+        return must_stop(connection, claim.job_id)
+
+
+@replayed
 def renew_lease(db: Database, claim: Claim, lease_s: float) -> None:
     """Prolong the lease while a batch runs; raises LeaseLostError when it is another's."""
     with db.write() as connection:
@@ -213,6 +249,7 @@ def give_back(db: Database, claim: Claim) -> None:
     _release(db, claim, status=ShardStatus.QUEUED, sent_at=seconds_from_now())
 
 
+@replayed
 def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> None:
     """An attempt ended in an error. Its message is left to the sweep: what failed just now may work in a while."""
     with db.write() as connection:
@@ -221,63 +258,14 @@ def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> Non
         settle_job(connection, claim.job_id)
 
 
-def hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any) -> None:
-    """The fence: touch the shard only under the attempt that the claim made."""
-    held = connection.execute(
-        sa.update(shards)
-        .where(*_held(claim.shard_id, claim.attempt))
-        .values(lease_expires_at=seconds_from_now(lease_s), **values)
-    )
-    if held.rowcount != 1:
-        raise LeaseLostError(
-            f"shard {claim.shard_id} of job {claim.job_id} is no longer held by attempt {claim.attempt}"
-        )
-
-
-def _release(db: Database, claim: Claim, **values: Any) -> JobStatus | None:
+@replayed
+def _release(db: Database, /, claim: Claim, **values: Any) -> JobStatus | None:
+    ended_so = shards.c.id == claim.shard_id, shards.c.attempt == claim.attempt, shards.c.status == values["status"]
     with db.write() as connection:
         lock_job(connection, claim.job_id)
+        if connection.scalar(sa.select(shards.c.id).where(*ended_so)):
+            return None  # it was committed before, and the reply was lost
         hold(connection, claim, 0, lease_owner=None, **values)
         if values["status"] == ShardStatus.QUEUED and must_stop(connection, claim.job_id):
             cancel_waiting_shards(connection, claim.job_id)
         return settle_job(connection, claim.job_id)
-
-
-def count_failure(connection: sa.Connection, shard_id: int, attempt: int, error: str, max_attempts: int) -> bool:
-    """End an attempt that failed. Returns True when the shard is queued again."""
-    failures = get_held(connection, shard_id, attempt).failures + 1
-    return end_attempt(connection, (shard_id, attempt), error, failures >= max_attempts, failures=failures)
-
-
-def get_held(connection: sa.Connection, shard_id: int, attempt: int) -> sa.Row[Any]:
-    """The shard's row; raises LeaseLostError unless this attempt holds it. The caller holds the job's lock."""
-    found = connection.execute(sa.select(shards).where(*_held(shard_id, attempt))).one_or_none()
-    if found is None:
-        raise LeaseLostError(f"shard {shard_id} is no longer held by attempt {attempt}")
-    return found
-
-
-def end_attempt(connection: sa.Connection, held: tuple[int, int], error: str, exhausted: bool, **values: Any) -> bool:
-    """Queue the shard again, or fail it when `exhausted`, or cancel it with its job. True when queued.
-
-    `held` is the shard's id and the attempt that holds it.
-    """
-    job_id = connection.execute(sa.select(shards.c.job_id).where(shards.c.id == held[0])).scalar_one()
-    if must_stop(connection, job_id):
-        status = ShardStatus.CANCELLED
-    else:
-        status = ShardStatus.FAILED if exhausted else ShardStatus.QUEUED
-    ended = {} if status == ShardStatus.QUEUED else {"finished_at": seconds_from_now()}
-    released = {"status": status, "last_error": error, "lease_owner": None, "sent_at": seconds_from_now()}
-    connection.execute(sa.update(shards).where(*_held(*held)).values(**released, **ended, **values))
-    return status == ShardStatus.QUEUED
-
-
-def _held(shard_id: int, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
-    return shards.c.id == shard_id, shards.c.attempt == attempt, shards.c.status == ShardStatus.RUNNING
-
-
-def must_stop(connection: sa.Connection, job_id: int) -> bool:
-    """Whether the job was cancelled or has failed, so that its shards are to end."""
-    job = connection.execute(sa.select(jobs.c.cancel_requested_at, jobs.c.error).where(jobs.c.id == job_id)).one()
-    return job.cancel_requested_at is not None or job.error is not None

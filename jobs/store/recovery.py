@@ -3,8 +3,9 @@
 import sqlalchemy as sa
 
 from jobs.store.database import Database, seconds_from_now
-from jobs.store.leases import JOB_IS_OPEN
+from jobs.store.fence import JOB_IS_OPEN
 from jobs.store.lifecycle import lock_job, settle_job
+from jobs.store.replay import replayed
 from jobs.store.suspects import count_death
 from schemas.job import ShardStatus
 from schemas.message import QueuedShard
@@ -26,6 +27,7 @@ def expire_leases(db: Database, max_attempts: int, only_job: int | None = None) 
     return _release_running(db, ended, "the worker vanished: its lease ended", max_attempts)
 
 
+@replayed
 def list_queued(db: Database, job_id: int) -> list[QueuedShard]:
     """The job's shards that wait for a worker, in order."""
     waiting = shards.c.job_id == job_id, shards.c.status == ShardStatus.QUEUED
@@ -34,6 +36,7 @@ def list_queued(db: Database, job_id: int) -> list[QueuedShard]:
         return [QueuedShard(*row) for row in connection.execute(selected.order_by(shards.c.number))]
 
 
+@replayed
 def count_queued(db: Database, only_job: int | None = None) -> int:
     """Shards that wait for a worker, and so should have a message in the queue."""
     with db.read() as connection:
@@ -41,6 +44,7 @@ def count_queued(db: Database, only_job: int | None = None) -> int:
         return connection.scalar(sa.select(sa.func.count()).select_from(shards).where(*waiting)) or 0
 
 
+@replayed
 def take_unsent(db: Database, sent_before_s: float, limit: int, only_job: int | None = None) -> list[QueuedShard]:
     """Waiting shards whose message went out longer ago than `sent_before_s` seconds, now marked as sent again."""
     unsent = shards.c.status == ShardStatus.QUEUED, shards.c.sent_at <= seconds_from_now(-sent_before_s)
@@ -68,6 +72,7 @@ def _in_job(job_id: int | None) -> sa.ColumnElement[bool]:
     return sa.true() if job_id is None else shards.c.job_id == job_id
 
 
+@replayed
 def _release_running(db: Database, which: sa.ColumnElement[bool], error: str, max_attempts: int) -> list[QueuedShard]:
     lost = (
         sa.select(shards.c.id, shards.c.job_id, shards.c.attempt, jobs.c.priority)

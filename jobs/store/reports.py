@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from jobs.errors import JobNotFoundError
 from jobs.store.database import Database, seconds_from_now
+from jobs.store.replay import replayed
 from schemas.job import JobInfo, JobSpec, JobStatus
 from schemas.tables import answers, backend_throughput, job_progress, jobs, results, row_errors, shards, workers
 
@@ -33,6 +34,7 @@ RESULT_SCHEMA = pa.schema(
 )
 
 
+@replayed
 def get_job(db: Database, job_id: int) -> JobInfo:
     """One job with its progress; raises JobNotFoundError."""
     with db.read() as connection:
@@ -44,6 +46,7 @@ def get_job(db: Database, job_id: int) -> JobInfo:
     return _job_info(found)
 
 
+@replayed
 def list_jobs(db: Database, limit: int) -> list[JobInfo]:
     """The newest jobs first."""
     with db.read() as connection:
@@ -113,6 +116,7 @@ def list_worker_errors(db: Database, host: str, supervisor_pid: int) -> list[str
     return [row["error"] for row in _rows(db, sa.select(workers.c.error).where(*failed))]
 
 
+@replayed
 def _rows(db: Database, statement: sa.Select[Any]) -> list[dict[str, Any]]:
     with db.read() as connection:
         return [dict(row) for row in connection.execute(statement).mappings()]

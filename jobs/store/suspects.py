@@ -8,8 +8,10 @@ alone is set aside. While no process dies, none of this costs a statement.
 import sqlalchemy as sa
 
 from jobs.store.database import Database
-from jobs.store.leases import RowError, end_attempt, get_held, hold, save_row_errors
+from jobs.store.fence import end_attempt, get_held, hold
+from jobs.store.leases import RowError, save_row_errors
 from jobs.store.lifecycle import NO_SUSPECTS, lock_job, settle_job
+from jobs.store.replay import replayed
 from schemas.job import Claim
 from schemas.message import QueuedShard
 from schemas.tables import shards
@@ -18,6 +20,7 @@ from schemas.tables import shards
 DEATHS_PER_ATTEMPT = 10
 
 
+@replayed
 def mark_suspects(db: Database, claim: Claim, lease_s: float, first_row: int, last_row: int) -> None:
     """Note the rows that are about to be tried, all others being free of suspicion. Raises LeaseLostError."""
     same = sa.and_(shards.c.suspect_first_row == first_row, shards.c.suspect_last_row == last_row)
@@ -33,6 +36,7 @@ def mark_suspects(db: Database, claim: Claim, lease_s: float, first_row: int, la
         )
 
 
+@replayed
 def clear_suspects(db: Database, claim: Claim, lease_s: float) -> None:
     """All suspects were tried, and the process lives. Raises LeaseLostError."""
     with db.write() as connection:

@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from tests.faults.report import FaultReport
+from tests.faults.scenes import QUICK
 from tests.faults.servers import PrivatePostgres, PrivateRedis
+from tests.integration.service import Service, serve
 
 REPORT = pytest.StashKey[FaultReport]()
 TABLE_WIDTH = 120
@@ -46,3 +48,20 @@ def private_postgres() -> Iterator[PrivatePostgres]:
     """A PostgreSQL of the test's own, to be stopped, frozen and filled."""
     with PrivatePostgres() as server:
         yield server
+
+
+@pytest.fixture
+def service(database_url: str, redis_url: str, tmp_path: Path, tiny_checkpoint: Path) -> Iterator[Service]:
+    """A service on each store, whose faults heal in seconds. Its servers are shared, and must be left alone."""
+    with serve(database_url, redis_url, tmp_path, checkpoint=str(tiny_checkpoint), **QUICK) as one:
+        yield one
+
+
+@pytest.fixture
+def fragile_service(
+    private_postgres: PrivatePostgres, private_redis: PrivateRedis, tmp_path: Path, tiny_checkpoint: Path
+) -> Iterator[Service]:
+    """A service on servers of its own, which a test may break."""
+    url = private_postgres.url
+    with serve(url, private_redis.url, tmp_path, checkpoint=str(tiny_checkpoint), **QUICK) as one:
+        yield one
