@@ -39,6 +39,7 @@ class Watch:
         self.vitals = vitals
         self.exit_code = Exit.DRAINED
         self._child = 0  # process id of the child that was seen last
+        self._process: Any = None  # of the child that the pool had last
         self._child_since = time.monotonic()
         self._polled_at = time.monotonic()
 
@@ -71,6 +72,7 @@ class Watch:
     def _watch(self, parent: Any) -> None:
         while not self.vitals.draining.is_set():
             self._look_after_boot(parent)
+            self._note_death(parent)
             self._look_after_batch()
             self._look_after_polls(parent)
             self._look_after_memory(parent)
@@ -95,6 +97,13 @@ class Watch:
         elif time.monotonic() - self._polled_at > self.settings.poll_timeout_s:
             self.end(parent, Exit.BROKER_SILENT)
 
+    def _note_death(self, parent: Any) -> None:
+        """Keep how a child ended for its successor, once Celery has removed it from the pool."""
+        process = next(iter(list(parent.pool._pool._pool)), None)
+        if self._process is not None and process is not self._process and self.vitals.death is None:
+            self.vitals.death = _how_ended(self._process.exitcode)
+        self._process = process
+
     def _look_after_batch(self) -> None:
         """End a child whose batch takes too long: only its parent can, for in C it may hold Python's lock."""
         if stage := self.vitals.overdue():
@@ -105,8 +114,6 @@ class Watch:
             self.vitals.forget_deadlines()
             with suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGKILL)
-        elif self.vitals.death is None and (how_ended := _how_ended(self._child)):
-            self.vitals.death = how_ended
 
     def _look_after_memory(self, parent: Any) -> None:
         limit_bytes = self.settings.max_rss_bytes
@@ -171,15 +178,11 @@ def _rss_bytes(pid: int) -> int:
         return 0
 
 
-def _how_ended(pid: int) -> str | None:
-    """How a child ended that its parent has not waited for yet; None while it lives."""
-    try:
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if pid else None
-    except ChildProcessError:
+def _how_ended(exit_code: int | None) -> str | None:
+    """How a child ended, by the exit code that its parent got; None where it got none."""
+    if exit_code is None:
         return None
-    if ended is None:
-        return None
-    if ended.si_code == os.CLD_EXITED:
-        return f"it ended with exit code {ended.si_status}"
-    by_kernel = ", as the system does when memory runs out" if ended.si_status == signal.SIGKILL else ""
-    return f"killed by {signal.Signals(ended.si_status).name}{by_kernel}"
+    if exit_code >= 0:
+        return f"it ended with exit code {exit_code}"
+    by_kernel = ", as the system does when memory runs out" if -exit_code == signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-exit_code).name}{by_kernel}"

@@ -90,12 +90,12 @@ def test_a_row_that_hangs_in_c_is_ended_at_the_deadline_and_set_aside(service: S
 
 @pytest.mark.faults
 def test_a_row_that_takes_all_memory_is_ended_at_the_limit_and_set_aside(service: Service, report: FaultReport) -> None:
-    service.settings = service.settings.model_copy(update={"memory_limit_bytes": 1_500_000_000})
+    service.settings = service.settings.model_copy(update={"max_rss_bytes": 900_000_000})
     service.start_worker()
     job = finish(service, submit(service, write(service, 60, {5: "swell"})))
     check_rows(service, job, {5: "killed_worker"})
     (error,) = service.query(sa.select(row_errors))
-    assert "bytes of memory, more than LAYA_BATCH_MEMORY_LIMIT_BYTES=1500000000" in error.message
+    assert "it had more than 900000000 bytes in memory (max_rss_bytes)" in error.message
     poisoned.record(report, "a text that takes all memory", count_deaths(service), job)
 
 

@@ -1,0 +1,314 @@
+"""Submit, deliver, claim, save, crash, expire, cancel, retry and finish, in any order: the store does as the model."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from jobs.errors import LeaseLostError
+from jobs.store import leases, lifecycle, recovery, suspects, workers
+from jobs.store.database import Database, seconds_from_now
+from jobs.store.leases import BatchRecord, RowError
+from jobs.store.lifecycle import JobOptions
+from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, TransitionError
+from schemas.message import ShardMessage
+from schemas.tables import jobs, metadata, results, row_errors, shards
+from tests.faults.model import MAX_ATTEMPTS, MAX_DEATHS, ROWS, ModelJob, ModelShard, RefusedError
+
+LEASE_S = 3600.0
+ROW_SETS = st.sets(st.integers(0, ROWS - 1), min_size=1)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The real store and the model, side by side. A held shard is known by its claim, which may long be stale."""
+
+    open_database: ClassVar[Callable[[], Database]]
+    claims = Bundle("claims")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.db = type(self).open_database()
+        worker = workers.WorkerStart("w", "h", 1, "cpu", "english", "auto")
+        self.worker_id = workers.start_worker(self.db, worker)
+        self.jobs: dict[int, ModelJob] = {}
+        self.shards: dict[int, tuple[ModelJob, ModelShard]] = {}
+
+    def teardown(self) -> None:
+        self.db.close()
+
+    @rule(shard_count=st.integers(1, 3), max_row_errors=st.sampled_from([None, None, 0, 2]))
+    def submit(self, shard_count: int, max_row_errors: int | None) -> None:
+        asked = {"inputs": ["/a"], "questions": {"q": {"type": "noul", "instructions": "x"}}, "state": ["text"]}
+        plans = [ShardPlan("/a", 1, "m", [i], 0, ROWS, i * ROWS) for i in range(shard_count)]
+        spec = JobSpec(**asked, max_row_errors=max_row_errors)
+        job_id = lifecycle.create_job(self.db, spec, JobOptions(), plans)
+        job = ModelJob([ModelShard(plan.first_row_number) for plan in plans], max_row_errors)
+        self.jobs[job_id] = job
+        with self.db.read() as connection:
+            ids = connection.scalars(sa.select(shards.c.id).where(shards.c.job_id == job_id).order_by(shards.c.number))
+            self.shards |= {shard_id: (job, shard) for shard_id, shard in zip(ids, job.shards, strict=True)}
+
+    @rule(target=claims, data=st.data())
+    def deliver(self, data: st.DataObject) -> Any:
+        """A message comes: for the first time, again, or late."""
+        if not self.shards:
+            return multiple()
+        shard_id = data.draw(st.sampled_from(sorted(self.shards)))
+        job, shard = self.shards[shard_id]
+        job_id = next(number for number, known in self.jobs.items() if known is job)
+        message, owner = ShardMessage(job_id=job_id, shard_id=shard_id), owner_of(shard_id, shard.attempt + 1)
+        found = leases.claim_shard(self.db, message, owner, LEASE_S)
+        assert (found is not None) == job.claim(shard)
+        if found is None:
+            return multiple()
+        seen = found.suspects and (found.suspects.first_row, found.suspects.last_row, found.suspects.deaths)
+        assert seen == (None if shard.suspects is None else (*shard.suspects, shard.suspect_deaths))
+        return found
+
+    @rule(claim=claims, rows=ROW_SETS)
+    def save(self, claim: Claim, rows: set[int]) -> None:
+        job, shard = self.shards[claim.shard_id]
+        new = {claim.plan.first_row_number + row for row in rows} - shard.answered - shard.failed
+        if not new:
+            return
+        record = BatchRecord(self.worker_id, "eager", None, "cpu", "float32", 32, len(new), 9, 32, 1.0, 1.0, 1.0, 1.0)
+        self.both(
+            lambda: leases.save_batch(self.db, claim, LEASE_S, record, [answer(row) for row in sorted(new)]),
+            lambda: job.save(shard, claim.attempt, new),
+        )
+
+    @rule(claim=claims, row=st.integers(0, ROWS - 1), aside=st.booleans())
+    def save_error(self, claim: Claim, row: int, aside: bool) -> None:
+        job, shard = self.shards[claim.shard_id]
+        row += claim.plan.first_row_number
+        if row in shard.answered | shard.failed:
+            return
+        error, write = RowError(row, "*", None, "c", "m"), suspects.set_aside if aside else leases.save_row_errors
+
+        def expect() -> bool:
+            stop = job.save_errors(shard, claim.attempt, {row})
+            if aside:
+                shard.absolve()
+            return stop
+
+        self.both(lambda: write(self.db, claim, LEASE_S, [error]), expect)
+
+    @rule(claim=claims, first=st.integers(0, ROWS - 1), more=st.integers(0, ROWS - 1))
+    def try_suspects(self, claim: Claim, first: int, more: int) -> None:
+        job, shard = self.shards[claim.shard_id]
+        first += claim.plan.first_row_number
+        last = min(first + more, shard.rows[-1])
+        self.both(
+            lambda: suspects.mark_suspects(self.db, claim, LEASE_S, first, last),
+            lambda: job.mark(shard, claim.attempt, first, last),
+        )
+
+    @rule(claim=claims)
+    def clear_suspects(self, claim: Claim) -> None:
+        job, shard = self.shards[claim.shard_id]
+
+        def expect() -> None:
+            job.hold(shard, claim.attempt)
+            shard.absolve()
+
+        self.both(lambda: suspects.clear_suspects(self.db, claim, LEASE_S), expect)
+
+    @rule(claim=claims)
+    def finish(self, claim: Claim) -> None:
+        _, shard = self.shards[claim.shard_id]
+        if set(shard.rows) == shard.answered | shard.failed:
+            self.release(claim, leases.finish_shard, ShardStatus.DONE)
+
+    @rule(claim=claims)
+    def give_back(self, claim: Claim) -> None:
+        job, shard = self.shards[claim.shard_id]
+        self.both(
+            lambda: leases.give_back(self.db, claim),
+            lambda: job.release(shard, claim.attempt, ShardStatus.QUEUED) and None,
+        )
+
+    @rule(claim=claims)
+    def stop(self, claim: Claim) -> None:
+        job, _ = self.shards[claim.shard_id]
+        if job.must_stop:
+            self.release(claim, leases.stop_shard, ShardStatus.CANCELLED)
+
+    @rule(claim=claims)
+    def fail(self, claim: Claim) -> None:
+        job, shard = self.shards[claim.shard_id]
+        self.both(
+            lambda: leases.fail_shard(self.db, claim, "boom", MAX_ATTEMPTS), lambda: job.fail(shard, claim.attempt)
+        )
+
+    @rule(claim=consumes(claims))
+    def crash(self, claim: Claim) -> None:
+        """Its process dies, and a successor of the same name boots."""
+        job, shard = self.shards[claim.shard_id]
+        held = shard.status == ShardStatus.RUNNING and shard.attempt == claim.attempt
+        queued = recovery.release_leases(self.db, owner_of(claim.shard_id, claim.attempt), MAX_ATTEMPTS, "killed")
+        waits = job.die(shard) if held else False
+        assert [one.shard_id for one in queued] == ([claim.shard_id] if waits else [])
+
+    @rule(claim=claims)
+    def vanish(self, claim: Claim) -> None:
+        """Its machine is gone, and the lease ends; the process may wake later, and write."""
+        _, shard = self.shards[claim.shard_id]
+        if shard.status == ShardStatus.RUNNING and shard.attempt == claim.attempt:
+            shard.lease_ended = True
+            with self.db.write() as connection:
+                ended = sa.update(shards).where(shards.c.id == claim.shard_id)
+                connection.execute(ended.values(lease_expires_at=seconds_from_now(-60)))
+
+    @rule()
+    def sweep(self) -> None:
+        queued = recovery.expire_leases(self.db, MAX_ATTEMPTS)
+        waiting = []
+        for shard_id, (job, shard) in self.shards.items():
+            if shard.status == ShardStatus.RUNNING and shard.lease_ended and job.die(shard):
+                waiting.append(shard_id)
+        assert sorted(one.shard_id for one in queued) == sorted(waiting)
+
+    @rule(data=st.data(), again=st.booleans())
+    def cancel_or_retry(self, data: st.DataObject, again: bool) -> None:
+        if not self.jobs:
+            return
+        job_id = data.draw(st.sampled_from(sorted(self.jobs)))
+        if again:
+            self.both(lambda: lifecycle.retry_job(self.db, job_id, None), self.jobs[job_id].retry)
+        else:
+            self.both(lambda: lifecycle.request_cancel(self.db, job_id), self.jobs[job_id].cancel)
+
+    @invariant()
+    def store_and_model_agree(self) -> None:
+        with self.db.read() as connection:
+            found_jobs = connection.execute(sa.select(jobs)).all()
+            found_shards = connection.execute(sa.select(shards)).all()
+            answered = connection.execute(sa.select(results.c.job_id, results.c.row_number)).all()
+            failed = connection.execute(sa.select(row_errors.c.job_id, row_errors.c.row_number)).all()
+        for row in found_jobs:
+            job = self.jobs[row.id]
+            assert (row.status, row.cancel_requested_at is not None) == (job.status, job.cancelled)
+            assert (row.finished_at is not None) == (job.status not in (JobStatus.QUEUED, JobStatus.RUNNING))
+            if job.status == JobStatus.SUCCEEDED:  # nothing lost
+                assert all(shard.answered | shard.failed == set(shard.rows) for shard in job.shards)
+                assert row.row_errors == job.row_errors
+        for row in found_shards:
+            _, shard = self.shards[row.id]
+            marked = None if row.suspect_first_row is None else (row.suspect_first_row, row.suspect_last_row)
+            assert (row.status, row.attempt, row.failures, row.deaths) == (
+                *(shard.status, shard.attempt, shard.failures, shard.deaths),
+            )
+            assert (marked, row.suspect_deaths) == (shard.suspects, shard.suspect_deaths)
+            assert (row.answers, row.row_errors) == (len(shard.answered), len(shard.failed))
+        for found, name in ((answered, "answered"), (failed, "failed")):
+            expected = [(id_, row) for id_, job in self.jobs.items() for s in job.shards for row in getattr(s, name)]
+            assert sorted(map(tuple, found)) == sorted(expected)
+
+    def release(self, claim: Claim, write: Callable[[Database, Claim], Any], to: ShardStatus) -> None:
+        job, shard = self.shards[claim.shard_id]
+        self.both(lambda: write(self.db, claim), lambda: job.release(shard, claim.attempt, to))
+
+    @staticmethod
+    def both(store: Callable[[], object], model: Callable[[], object]) -> None:
+        """Do the same on both sides: both refuse it, or both return the same."""
+        try:
+            expected = model()
+        except RefusedError:
+            with pytest.raises((LeaseLostError, TransitionError)):
+                store()
+        else:
+            assert store() == expected
+
+
+def owner_of(shard_id: int, attempt: int) -> str:
+    """Each claim is made by a worker of its own."""
+    return f"worker of {shard_id}, {attempt}"
+
+
+def answer(row: int) -> dict[str, Any]:
+    return {
+        "row_number": row,
+        "question": "q",
+        "type": "noul",
+        "noul": 0.5,
+        "probabilities": {},
+        "confidence": 0.5,
+        "answer_confidence": 0.5,
+        "act_probability": 1.0,
+        "state_tokens_dropped": 0,
+    }
+
+
+@pytest.fixture(autouse=True)
+def few_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a shard that dies without progress ends within the steps of a test."""
+    monkeypatch.setattr(suspects, "DEATHS_PER_ATTEMPT", MAX_DEATHS // MAX_ATTEMPTS)
+
+
+def run_machine(open_database: Callable[[], Database], examples: int, steps: int) -> None:
+    machine = type("Machine", (StoreMachine,), {"open_database": staticmethod(open_database)})
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    asked = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=checks, database=None
+    )
+    run_state_machine_as_test(machine, settings=asked)
+
+
+def sqlite_copies(folder: Path) -> Callable[[], Database]:
+    """Empty databases in memory's own file system, if there is one: each a copy of one that was migrated."""
+    empty = Database(f"sqlite:///{folder / 'empty.db'}")
+    empty.migrate()
+    empty.close()
+
+    def copy() -> Database:
+        path = Path(tempfile.mkdtemp(dir=folder)) / "test.db"
+        shutil.copy(folder / "empty.db", path)
+        return Database(f"sqlite:///{path}")
+
+    return copy
+
+
+def emptied(url: str) -> Callable[[], Database]:
+    """One PostgreSQL database, emptied each time."""
+    first = Database(url)
+    first.migrate()
+    first.close()
+
+    def empty() -> Database:
+        database = Database(url)
+        with database.write() as connection:
+            for table in reversed(metadata.sorted_tables):
+                connection.execute(sa.delete(table))
+        return database
+
+    return empty
+
+
+def test_any_order_of_events_leads_where_the_model_says_on_sqlite(tmp_path: Path) -> None:
+    run_machine(sqlite_copies(tmp_path), examples=25, steps=40)
+
+
+def test_any_order_of_events_leads_where_the_model_says_on_postgresql(postgres_url: str) -> None:
+    run_machine(emptied(postgres_url), examples=8, steps=30)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1200)
+def test_many_orders_of_events_lead_where_the_model_says(tmp_path: Path, postgres_url: str) -> None:
+    run_machine(sqlite_copies(tmp_path), examples=400, steps=60)
+    run_machine(emptied(postgres_url), examples=60, steps=50)
