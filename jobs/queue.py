@@ -28,7 +28,7 @@ app = Celery("laya-batch")
 def configure_app(settings: Settings) -> Celery:
     """Point the app at the settings' broker; called once by each process that uses the queue."""
     app.conf.update(
-        broker_url=settings.require_broker_url(),
+        broker_url=_verified(settings.require_broker_url()),
         broker_connection_retry_on_startup=True,
         broker_transport_options={
             "visibility_timeout": settings.visibility_timeout_s,
@@ -86,6 +86,13 @@ def ping_workers(settings: Settings) -> list[str]:
     configure_app(settings)
     with _broker_errors(settings):
         return sorted(name for reply in app.control.ping(timeout=PING_TIMEOUT_S) for name in reply)
+
+
+def _verified(url: str) -> str:
+    """Over TLS, Celery takes any certificate unless it is told otherwise; `ssl_cert_reqs=none` still says so."""
+    if not url.startswith("rediss://") or "ssl_cert_reqs=" in url:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
 
 
 @contextmanager

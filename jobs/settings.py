@@ -19,6 +19,8 @@ PREFIX = "LAYA_BATCH_"
 # user and password, host, port, database, options
 _REDIS_SERVER = re.compile(r"rediss?://([^/?#]*@)?(\[[^\]]+\]|[^/?#@:\[\]]+)(:\d+)?(/\d*)?(\?.*)?")
 
+_SECRET_OPTION = re.compile(r"\b(\w*password)=[^&]*", re.IGNORECASE)
+
 
 def _split_roots(roots: object) -> object:
     if isinstance(roots, str) and roots.lstrip().startswith("["):
@@ -153,7 +155,9 @@ def environment_of(settings: Settings) -> dict[str, str]:
 def without_password(url: str) -> str:
     """A URL as a person, a log or the database may see it."""
     parts = urlsplit(url)
+    query = _SECRET_OPTION.sub(r"\1=***", parts.query)
     if parts.password is None:
-        return url
+        return url if query == parts.query else urlunsplit(parts._replace(query=query))
     user_and_host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user_and_host[0].split(':')[0]}:***@{user_and_host[2]}"))
+    netloc = f"{user_and_host[0].split(':')[0]}:***@{user_and_host[2]}"
+    return urlunsplit(parts._replace(netloc=netloc, query=query))

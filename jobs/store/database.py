@@ -16,6 +16,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
 from jobs.errors import DatabaseAwayError, DatabaseBusyError, DatabaseError
+from jobs.settings import without_password
 from schemas.tables import UtcTime
 
 SQLITE_BUSY_TIMEOUT_S = 30  # how long a writer waits for another before it gives up
@@ -80,7 +81,7 @@ class Database:
     @property
     def shown_url(self) -> str:
         """The URL as a person may see it: without its password."""
-        return self.url.render_as_string(hide_password=True)
+        return without_password(self.url.render_as_string(hide_password=True))
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
