@@ -1,0 +1,74 @@
+"""Small files that hold immense rows: a worker's memory stays bounded, and the neighbours are answered."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+
+import jobs
+from schemas.tables import row_errors, workers
+from tests.faults.poisoned import check_rows, submit
+from tests.faults.report import FaultReport
+from tests.integration.service import Service, make_texts, serve, write_tickets
+
+MIB = 2**20
+
+
+@pytest.fixture
+def service(redis_url: str, tmp_path: Path, tiny_checkpoint: Path) -> Iterator[Service]:
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    with serve(url, redis_url, tmp_path, checkpoint=str(tiny_checkpoint), rows_per_window=2048) as one:
+        yield one
+
+
+def peak_bytes(service: Service) -> int:
+    """The most memory that the scoring process ever had."""
+    (pid,) = [row.pid for row in service.query(sa.select(workers.c.pid).where(workers.c.status == "ready"))]
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
+def test_a_text_of_a_hundred_megabytes_is_a_row_error_and_its_neighbours_are_answered(
+    service: Service, report: FaultReport
+) -> None:
+    service.start_worker()
+    before = peak_bytes(service)
+    texts: list[str | None] = [*make_texts(40)]
+    texts[7] = "refund please " * (100_000_000 // 14)
+    path = write_tickets(service.folder / "in" / "a.parquet", texts)
+    assert path.stat().st_size < MIB
+    job = jobs.wait(submit(service, path).id, timeout_s=120, settings=service.settings)
+    check_rows(service, job, {7: "too_large"})
+    (error,) = service.query(sa.select(row_errors))
+    assert error.message.startswith("the row has 99999")
+    assert error.message.endswith("more than the limit of 40000000")
+    grown = peak_bytes(service) - before
+    print(f"grown by {grown / MIB:.0f} MiB")
+    assert grown < 600 * MIB
+    report.record("a text of 100 MB", times=1, rows=job.rows, lost=0, doubled=0, rescored=0, recover_s=None)
+
+
+@pytest.mark.faults
+def test_a_kilobyte_that_inflates_to_gigabytes_is_read_a_little_at_a_time(
+    service: Service, report: FaultReport
+) -> None:
+    """One text of two megabytes, which a dictionary page repeats for each of 1,000 rows."""
+    service.start_worker()
+    before = peak_bytes(service)
+    path = service.folder / "in" / "a.parquet"
+    path.parent.mkdir()
+    table = pa.table({"ticket": [f"t{i}" for i in range(1000)], "text": ["please " * 300_000] * 1000})
+    pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=100 * MIB)
+    assert path.stat().st_size < 20_000
+    assert table.nbytes > 2_000_000_000
+    del table
+    job = submit(service, path)
+    service.wait_for(lambda: jobs.get(job.id, settings=service.settings).answers > 0)
+    jobs.cancel(job.id, settings=service.settings)
+    grown = peak_bytes(service) - before
+    print(f"grown by {grown / MIB:.0f} MiB")
+    assert grown < 1500 * MIB
+    report.record("20 KB of Parquet that hold 2 GB", times=1, rows=1000, lost=0, doubled=0, rescored=0, recover_s=None)
