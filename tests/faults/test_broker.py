@@ -60,7 +60,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_workers_go_on_by_themselves_after(name: str, postgres_scene: Scene, report: FaultReport) -> None:
-    job = postgres_scene.submit_and_begin(1200)
+    job = postgres_scene.submit_and_begin(900)
     with FAULTS[name](postgres_scene.redis):
         time.sleep(FAULT_S)
     recover_s = timed(lambda: postgres_scene.await_claim(job))
