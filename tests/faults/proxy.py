@@ -23,7 +23,7 @@ class CommitProxy:
         self.cuts = 0
         self._lock = threading.Lock()
         self._cut: Literal["before", "after"] = "before"
-        self._every = 0  # cut each so-manieth COMMIT; 0: none
+        self._every = 0  # cut the first COMMIT, and then each so-manieth; 0: none
         self._commits = 0
 
     def __enter__(self) -> Self:
@@ -35,7 +35,7 @@ class CommitProxy:
 
     @contextmanager
     def cutting(self, moment: Literal["before", "after"], every: int) -> Iterator[None]:
-        """Within the block, cut each so-manieth COMMIT."""
+        """Within the block, cut the first COMMIT, and then each so-manieth."""
         with self._lock:
             self._cut, self._every, self._commits, self.cuts = moment, every, 0, 0
         try:
@@ -76,7 +76,7 @@ class CommitProxy:
     def _strikes(self) -> bool:
         with self._lock:
             self._commits += 1
-            strikes = self._every > 0 and self._commits % self._every == 0
+            strikes = self._every > 0 and self._commits % self._every == 1 % self._every
             self.cuts += strikes
             return strikes
 
