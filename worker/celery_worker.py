@@ -15,7 +15,7 @@ from celery import Celery, signals
 
 from jobs.queue import configure_app
 from jobs.settings import Settings, load_settings
-from worker.boot import Boot
+from worker.boot import Boot, boot_child
 from worker.tasks import ScoreShard
 from worker.watch import Watch, steps_of
 
@@ -28,23 +28,13 @@ def build_app(settings: Settings, device: str, name: str, watch: Watch) -> Celer
     app.steps["worker"].add(await_warm_child)
     app.steps["consumer"].add(note_polls)
 
-    def boot_child(**_: Any) -> None:
-        from worker.session import boot_session  # noqa: PLC0415 - the parent never loads the engine
-
-        booted = False
-        try:
-            ScoreShard.session = boot_session(settings, name, device, boot.draining)
-            booted = True
-        finally:
-            if booted:
-                boot.mark_warm()
-            else:
-                boot.failed.set()
+    def boot_session(**_: Any) -> None:
+        ScoreShard.session = boot_child(settings, name, device, boot)
 
     def drain(**_: Any) -> None:
         boot.draining.set()
 
-    signals.worker_process_init.connect(boot_child, weak=False)
+    signals.worker_process_init.connect(boot_session, weak=False)
     signals.worker_shutting_down.connect(drain, weak=False)
     return app
 

@@ -3,9 +3,7 @@
 Made in the child process, after the fork: the parent touches neither CUDA nor a tokenizer.
 """
 
-import os
 import platform
-import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -99,20 +97,13 @@ class Session:
                         leases.renew_lease(self.db, claim, self.settings.lease_s)
 
 
-def boot_session(settings: Settings, owner: str, device: str, draining: Flag) -> Session:
-    """Load and warm the settings' checkpoint, and record the worker. Raises what kept it from that, once recorded."""
-    db = Database(settings.resolved_database_url, settings.database_retry_s)
-    start = workers.WorkerStart(owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend)
-    worker_id = workers.start_worker(db, start)
+def boot_session(settings: Settings, db: Database, owner: str, worker_id: int, draining: Flag) -> Session:
+    """Free what a predecessor held, load and warm the settings' checkpoint, and record that the worker is ready."""
     session = Session(settings, db, owner, worker_id, draining)
     watch = Stopwatch()
-    try:
-        send_again(settings, recovery.release_leases(db, owner, settings.max_attempts))
-        with watch.time("warmup"):
-            agent = session.agent_for(resolve_checkpoint(settings.checkpoint), settings.backend)
-    except Exception as error:
-        workers.mark_failed(db, worker_id, f"{type(error).__name__}: {error}")
-        raise
+    send_again(settings, recovery.release_leases(db, owner, settings.max_attempts))
+    with watch.time("warmup"):
+        agent = session.agent_for(resolve_checkpoint(settings.checkpoint), settings.backend)
     ready = workers.WorkerReady(
         agent.backend, agent.fallback_reason, _dtype_name(agent), watch.ms["warmup"] / 1000, _versions()
     )
