@@ -5,6 +5,7 @@ A message names a shard and nothing else. It may be lost, repeated or late: the 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import redis
 from celery import Celery
@@ -18,6 +19,7 @@ from schemas.message import QueuedShard, ShardMessage
 SCORE_SHARD = "laya_batch.score_shard"
 
 SOCKET_TIMEOUT_S = 30.0  # a socket that is silent for longer is dead: without it a worker waits for ever on a cut line
+SEND_TIMEOUT_S = 10.0  # for what a person, or the supervisor's next look at its workers, waits for
 CONNECT_TIMEOUT_S = 5.0
 PING_TIMEOUT_S = 3.0
 LOST_WAIT_S = 1.0  # until a dead child's message is let go, and its successor gets the next
@@ -30,6 +32,7 @@ def configure_app(settings: Settings) -> Celery:
     app.conf.update(
         broker_url=_verified(settings.require_broker_url()),
         broker_connection_retry_on_startup=True,
+        broker_channel_error_retry=True,  # Redis out of memory is no reason to load the model again
         broker_transport_options={
             "visibility_timeout": settings.visibility_timeout_s,
             "priority_steps": list(range(MAX_PRIORITY + 1)),
@@ -57,7 +60,7 @@ def configure_app(settings: Settings) -> Celery:
 
 def check_broker(settings: Settings) -> None:
     """Raise BrokerError unless the broker answers."""
-    with _broker_errors(settings), app.connection_for_write() as connection:
+    with _broker_errors(settings), _connection() as connection:
         connection.ensure_connection(max_retries=1, timeout=CONNECT_TIMEOUT_S)
 
 
@@ -67,7 +70,7 @@ def send_shards(settings: Settings, queued: list[QueuedShard]) -> None:
     Raises:
         BrokerError: the broker is absent or full; some messages may have been sent, which does no harm.
     """
-    with _broker_errors(settings), app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
+    with _broker_errors(settings), _connection() as connection, app.amqp.Producer(connection) as producer:
         for shard in queued:
             message = ShardMessage(job_id=shard.job_id, shard_id=shard.shard_id)
             # In Redis the lowest number is served first.
@@ -77,7 +80,7 @@ def send_shards(settings: Settings, queued: list[QueuedShard]) -> None:
 
 def count_messages(settings: Settings) -> int:
     """Messages that wait in the queue, those of all priorities together."""
-    with _broker_errors(settings), app.connection_for_read() as connection, connection.channel() as channel:
+    with _broker_errors(settings), _connection() as connection, connection.channel() as channel:
         return int(channel.queue_declare(settings.queue, passive=False).message_count)
 
 
@@ -93,6 +96,11 @@ def _verified(url: str) -> str:
     if not url.startswith("rediss://") or "ssl_cert_reqs=" in url:
         return url
     return f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
+
+
+def _connection() -> Any:
+    """A connection for one short exchange."""
+    return app.connection_for_write(transport_options={"socket_timeout": SEND_TIMEOUT_S})
 
 
 @contextmanager

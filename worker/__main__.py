@@ -75,6 +75,7 @@ class Supervisor:
         self.restart = restart
         self.only_job = only_job
         self.stopping = threading.Event()
+        self.database_was_away = False
         host = socket.gethostname()
         # A name that no other worker ever has: at boot, a worker frees what its predecessor of the same name held.
         token = secrets.token_hex(3)
@@ -91,8 +92,7 @@ class Supervisor:
                 exit_code = max(codes)
                 break
             if time.monotonic() >= next_sweep:
-                self._sweep()
-                next_sweep = time.monotonic() + self.settings.sweep_s
+                next_sweep = time.monotonic() + self._sweep()
         self._stop_workers()
         return exit_code
 
@@ -122,6 +122,7 @@ class Supervisor:
         """Why a worker ended that was not told to."""
         settings = self.settings
         reasons: dict[int, str] = {
+            Exit.DRAINED: "Celery ended by itself; the log says why",
             Exit.BOOT_FAILED: "its process ended while it booted",
             Exit.BOOT_TIMED_OUT: f"it was not warm after {settings.boot_timeout_s:g} s (boot_timeout_s)",
             Exit.BROKER_SILENT: f"the broker did not answer for {settings.poll_timeout_s:g} s (poll_timeout_s)",
@@ -129,11 +130,18 @@ class Supervisor:
         }
         return reasons.get(code, f"it was killed by signal {-code}" if code < 0 else f"it ended with code {code}")
 
-    def _sweep(self) -> None:
+    def _sweep(self) -> float:
+        """Find lost shards; returns the seconds to wait before the next time."""
         try:
+            if self.database_was_away:
+                self.db.check_schema()
+                self.database_was_away = False
+                return self.settings.lease_s  # in which every worker that lives prolongs its lease
             sweep(self.db, self.settings, self.only_job)
         except LayaBatchError as error:
+            self.database_was_away |= isinstance(error, DatabaseError)
             log.warning("sweep: %s", error)
+        return self.settings.sweep_s
 
     def _stop_workers(self) -> None:
         running = {worker.name: worker.process for worker in self.workers if worker.process is not None}

@@ -1,10 +1,17 @@
-"""How far the scoring process is, as its parent and it both see; and how a Celery worker may end."""
+"""The start of the scoring process: recorded, seen by its parent, and how a Celery worker may end."""
 
 import os
+import socket
 from enum import IntEnum
-from multiprocessing.sharedctypes import RawValue
+from typing import TYPE_CHECKING
 
-from worker.flag import Flag
+from jobs.settings import Settings
+from jobs.store import workers
+from jobs.store.database import Database
+from worker.vitals import Vitals
+
+if TYPE_CHECKING:
+    from worker.session import Session
 
 
 class Exit(IntEnum):
@@ -17,18 +24,29 @@ class Exit(IntEnum):
     TOO_MUCH_MEMORY = 6
 
 
-class Boot:
-    """Which child is warm, whether one failed to become so, and whether it is to stop. Made before the fork."""
+def boot_child(settings: Settings, owner: str, device: str, vitals: Vitals) -> "Session":
+    """In the child: record the start, then load the engine. Raises what kept it from that, once recorded."""
+    vitals.forget_deadlines()
+    booted = False
+    try:
+        db = Database(settings.resolved_database_url, settings.database_retry_s)
+        start = workers.WorkerStart(
+            owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend
+        )
+        how_the_last_died = vitals.death or workers.last_error(db, owner)
+        worker_id = workers.start_worker(db, start)
+        try:
+            # Not in the parent, and not before the start is recorded: a broken driver may fail, or hang, here.
+            from worker.session import Birth, boot_session  # noqa: PLC0415
 
-    def __init__(self) -> None:
-        self.failed = Flag()
-        self.draining = Flag()
-        self._warm_pid = RawValue("i", 0)
-
-    def mark_warm(self) -> None:
-        """Called in the child: it may be given work."""
-        self._warm_pid.value = os.getpid()
-
-    def is_warm(self, pid: int) -> bool:
-        """Whether the process of this id is the one that became warm last."""
-        return bool(self._warm_pid.value == pid)
+            session = boot_session(settings, db, Birth(owner, worker_id, how_the_last_died), vitals)
+        except Exception as error:
+            workers.mark_failed(db, worker_id, f"{type(error).__name__}: {error}")
+            raise
+        booted = True
+        return session
+    finally:
+        if booted:
+            vitals.mark_warm()
+        else:
+            vitals.failed.set()

@@ -15,6 +15,7 @@ from celery import Celery, signals
 
 from jobs.queue import configure_app
 from jobs.settings import Settings, load_settings
+from worker.boot import boot_child
 from worker.refusals import count_refusals
 from worker.tasks import ScoreShard
 from worker.vitals import Vitals
@@ -30,24 +31,13 @@ def build_app(settings: Settings, device: str, name: str, watch: Watch) -> Celer
     app.steps["consumer"].add(note_polls)
     app.conf.worker_consumer = count_refusals(vitals)
 
-    def boot_child(**_: Any) -> None:
-        from worker.session import boot_session  # noqa: PLC0415 - the parent never loads the engine
-
-        vitals.forget_deadlines()
-        booted = False
-        try:
-            ScoreShard.session = boot_session(settings, name, device, vitals)
-            booted = True
-        finally:
-            if booted:
-                vitals.mark_warm()
-            else:
-                vitals.failed.set()
+    def boot_session(**_: Any) -> None:
+        ScoreShard.session = boot_child(settings, name, device, vitals)
 
     def drain(**_: Any) -> None:
         vitals.draining.set()
 
-    signals.worker_process_init.connect(boot_child, weak=False)
+    signals.worker_process_init.connect(boot_session, weak=False)
     signals.worker_shutting_down.connect(drain, weak=False)
     return app
 

@@ -3,9 +3,7 @@
 Made in the child process, after the fork: the parent touches neither CUDA nor a tokenizer.
 """
 
-import os
 import platform
-import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -104,26 +102,27 @@ class Session:
                         leases.renew_lease(self.db, claim, self.settings.lease_s)
 
 
-def boot_session(settings: Settings, owner: str, device: str, vitals: Vitals) -> Session:
-    """Load and warm the settings' checkpoint, and record the worker. Raises what kept it from that, once recorded."""
-    db = Database(settings.resolved_database_url, settings.database_retry_s)
-    how_it_died = vitals.death or workers.last_error(db, owner)
-    start = workers.WorkerStart(owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend)
-    worker_id = workers.start_worker(db, start)
-    session = Session(settings, db, owner, worker_id, vitals, refused_before=vitals.refused)
+@dataclass(frozen=True)
+class Birth:
+    """What a scoring process is told of itself when it begins."""
+
+    owner: str
+    worker_id: int
+    how_the_last_died: str | None
+
+
+def boot_session(settings: Settings, db: Database, birth: Birth, vitals: Vitals) -> Session:
+    """Free what a predecessor held, load and warm the settings' checkpoint, and record that the worker is ready."""
+    session = Session(settings, db, birth.owner, birth.worker_id, vitals, refused_before=vitals.refused)
     watch = Stopwatch()
-    try:
-        send_again(settings, recovery.release_leases(db, owner, settings.max_attempts, how_it_died))
-        vitals.death = None
-        with watch.time("warmup"):
-            agent = session.agent_for(resolve_checkpoint(settings.checkpoint), settings.backend)
-    except Exception as error:
-        workers.mark_failed(db, worker_id, f"{type(error).__name__}: {error}")
-        raise
+    send_again(settings, recovery.release_leases(db, birth.owner, settings.max_attempts, birth.how_the_last_died))
+    vitals.death = None
+    with watch.time("warmup"):
+        agent = session.agent_for(resolve_checkpoint(settings.checkpoint), settings.backend)
     ready = workers.WorkerReady(
         agent.backend, agent.fallback_reason, _dtype_name(agent), watch.ms["warmup"] / 1000, _versions()
     )
-    workers.mark_ready(db, worker_id, ready)
+    workers.mark_ready(db, birth.worker_id, ready)
     threading.Thread(target=session.beat_for_ever, name="heartbeat", daemon=True).start()
     return session
 

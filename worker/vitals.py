@@ -1,28 +1,39 @@
 """What a worker's parent and its child tell each other, in memory that both see. Owns no policy: `watch` does."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import Literal
 
-from worker.boot import Boot
+from worker.flag import Flag
 
 Stage = Literal["prepare", "forward"]  # they run at once, each with a deadline of its own
 DEATH_BYTES = 200
 
 
-class Vitals(Boot):
+class Vitals:
     """How far the child is, when what it does must have ended, how the last child died, and what was refused.
 
     It has no locks: a process that dies must keep none.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.failed = Flag()  # a child could not boot
+        self.draining = Flag()
+        self._warm_pid = RawValue("i", 0)
         self._deadlines = {stage: RawValue("d", 0.0) for stage in ("prepare", "forward")}  # monotonic seconds; 0: none
         self._death = RawArray("c", DEATH_BYTES)
         self._refused = RawValue("q", 0)
+
+    def mark_warm(self) -> None:
+        """Called in the child: it may be given work."""
+        self._warm_pid.value = os.getpid()
+
+    def is_warm(self, pid: int) -> bool:
+        """Whether the process of this id is the one that became warm last."""
+        return bool(self._warm_pid.value == pid)
 
     @contextmanager
     def within(self, stage: Stage, seconds: float) -> Iterator[None]:

@@ -12,6 +12,7 @@ from schemas.message import QueuedShard
 from schemas.tables import jobs, shards
 
 
+@replayed
 def release_leases(db: Database, owner: str, max_attempts: int, how: str | None = None) -> list[QueuedShard]:
     """Free what a worker of this name still held: it died (`how`, if known), and its successor has started.
 
@@ -22,7 +23,10 @@ def release_leases(db: Database, owner: str, max_attempts: int, how: str | None 
 
 
 def expire_leases(db: Database, max_attempts: int, only_job: int | None = None) -> list[QueuedShard]:
-    """Free every shard whose lease has ended; returns what must be sent, as `release_leases` does."""
+    """Free every shard whose lease has ended; returns what must be sent, as `release_leases` does.
+
+    Not tried again while the database is away: its caller must learn of that.
+    """
     ended = sa.and_(shards.c.lease_expires_at < seconds_from_now(), _in_job(only_job))
     return _release_running(db, ended, "the worker vanished: its lease ended", max_attempts)
 
@@ -72,7 +76,6 @@ def _in_job(job_id: int | None) -> sa.ColumnElement[bool]:
     return sa.true() if job_id is None else shards.c.job_id == job_id
 
 
-@replayed
 def _release_running(db: Database, which: sa.ColumnElement[bool], error: str, max_attempts: int) -> list[QueuedShard]:
     lost = (
         sa.select(shards.c.id, shards.c.job_id, shards.c.attempt, jobs.c.priority)

@@ -110,10 +110,12 @@ def list_workers(db: Database, limit: int) -> list[dict[str, Any]]:
     return _rows(db, sa.select(workers, seconds_from_now().label("now")).order_by(workers.c.id.desc()).limit(limit))
 
 
-def list_worker_errors(db: Database, host: str, supervisor_pid: int) -> list[str]:
-    """Why the workers that this supervisor started could not boot."""
-    failed = workers.c.status == "failed", workers.c.name.endswith(f"@{host}-{supervisor_pid}", autoescape=True)
-    return [row["error"] for row in _rows(db, sa.select(workers.c.error).where(*failed))]
+def list_worker_errors(db: Database, host: str, supervisor_pid: int | None = None) -> list[str]:
+    """Why workers of this host, or of this one supervisor, could not boot or ended by themselves; the last one last."""
+    ended = sa.select(workers.c.error).where(workers.c.host == host, workers.c.error.is_not(None))
+    if supervisor_pid is not None:
+        ended = ended.where(workers.c.name.endswith(f"@{host}-{supervisor_pid}", autoescape=True))
+    return [row["error"] for row in _rows(db, ended.order_by(workers.c.id))]
 
 
 @replayed

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.faults.proxy import CommitProxy
 from tests.faults.report import FaultReport
-from tests.faults.scenes import QUICK
+from tests.faults.scenes import QUICK, Scene, start_workers
 from tests.faults.servers import PrivatePostgres, PrivateRedis
-from tests.integration.service import Service, serve
+from tests.integration.service import serve
 
 REPORT = pytest.StashKey[FaultReport]()
 TABLE_WIDTH = 120
@@ -50,18 +51,30 @@ def private_postgres() -> Iterator[PrivatePostgres]:
         yield server
 
 
-@pytest.fixture
-def service(database_url: str, redis_url: str, tmp_path: Path, tiny_checkpoint: Path) -> Iterator[Service]:
-    """A service on each store, whose faults heal in seconds. Its servers are shared, and must be left alone."""
-    with serve(database_url, redis_url, tmp_path, checkpoint=str(tiny_checkpoint), **QUICK) as one:
-        yield one
+@pytest.fixture(scope="session")
+def postgres_scene(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Iterator[Scene]:
+    """Two warm workers on PostgreSQL and Redis, all of which a test may break, if it leaves them well."""
+    folder = tmp_path_factory.mktemp("postgres-scene")
+    with PrivateRedis() as broker, PrivatePostgres() as postgres, CommitProxy(postgres.port) as proxy:
+        url = postgres.url.replace(str(postgres.port), str(proxy.port))
+        with serve(url, broker.url, folder, checkpoint=str(tiny_checkpoint), **QUICK) as service:
+            yield Scene(service, broker, start_workers(service, 2), postgres, proxy)
 
 
-@pytest.fixture
-def fragile_service(
-    private_postgres: PrivatePostgres, private_redis: PrivateRedis, tmp_path: Path, tiny_checkpoint: Path
-) -> Iterator[Service]:
-    """A service on servers of its own, which a test may break."""
-    url = private_postgres.url
-    with serve(url, private_redis.url, tmp_path, checkpoint=str(tiny_checkpoint), **QUICK) as one:
-        yield one
+@pytest.fixture(scope="session")
+def sqlite_scene(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Iterator[Scene]:
+    """The same on SQLite."""
+    folder = tmp_path_factory.mktemp("sqlite-scene")
+    with (
+        PrivateRedis() as broker,
+        serve(
+            f"sqlite:///{folder / 'test.db'}", broker.url, folder, checkpoint=str(tiny_checkpoint), **QUICK
+        ) as service,
+    ):
+        yield Scene(service, broker, start_workers(service, 2))
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def scene(request: pytest.FixtureRequest) -> Scene:
+    """The test runs once on each store."""
+    return request.getfixturevalue("postgres_scene" if request.param == "postgresql" else "sqlite_scene")

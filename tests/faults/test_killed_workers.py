@@ -1,50 +1,104 @@
 """Workers killed, drained and frozen while a job of several shards is scored by two of them."""
 
 import random
+import signal
 import subprocess
 import time
 
-from tests.faults import scenes
+import pytest
+import sqlalchemy as sa
+
+from schemas.tables import shards
 from tests.faults.report import FaultReport
-from tests.integration.service import Service
+from tests.faults.scenes import Scene, costs, kill, parent_of, timed
 
-VICTIMS = ("child", "parent", "both")
+MOMENTS = 30  # on each store
+ROWS = 3000
 
 
-def strike(service: Service, supervisor: subprocess.Popen[bytes], victim: str) -> float:
+def strike(scene: Scene, supervisor: "subprocess.Popen[bytes]", victim: str) -> float:
     """Kill this supervisor's child, its parent, or both; returns the seconds until a successor is warm."""
-    child = scenes.child_of(service, supervisor)
-    parent = scenes.parent_of(child)
+    child = scene.await_child(supervisor)
+    parent = parent_of(child)
     assert parent != supervisor.pid
-    started = time.monotonic()
-    scenes.kill(*{"child": (child,), "parent": (parent,), "both": (parent, child)}[victim])
-    service.wait_for(lambda: scenes.child_of(service, supervisor) not in (0, child), supervisor)
-    return time.monotonic() - started
+    kill(*{"child": (child,), "parent": (parent,), "both": (parent, child)}[victim])
+    return timed(lambda: scene.await_child(supervisor, but_not=child))
 
 
-def strike_often(service: Service, report: FaultReport, victims: list[str], rows: int) -> None:
-    """Two workers; each strike hits one of them while a job is scored; a new job when one has ended."""
-    chance = random.Random(len(victims))
-    supervisors = [service.start_worker() for _ in range(2)]
-    job = scenes.submit(service, rows)
-    for victim in victims:
-        if scenes.count_answers(service, job) > rows * 2:  # of three questions
-            count = scenes.finish(service, job)
-            report.record("jobs of the killed workers", times=0, **scenes.costs(count), recover_s=None)
-            job = scenes.submit(service, rows)
-        time.sleep(chance.uniform(0, 1.5))
-        recover_s = strike(service, chance.choice(supervisors), victim)
-        report.record(f"SIGKILL of the {victim}", times=1, rows=0, lost=0, doubled=0, rescored=0, recover_s=recover_s)
-    scenes.finish(service, job)
+def replace(scene: Scene, number: int, with_signal: signal.Signals) -> float:
+    """End a supervisor, as a service manager or a power cut would, and start another; returns the seconds it takes."""
+    before = scene.supervisors[number]
+    kill(before.pid, with_signal=with_signal)
+
+    def start_another() -> None:
+        before.wait(60)
+        scene.supervisors[number] = scene.service.start_worker()
+
+    return timed(start_another)
 
 
-def test_killed_workers_lose_and_double_nothing(service: Service, report: FaultReport) -> None:
-    supervisors = [service.start_worker() for _ in range(2)]
-    job = scenes.submit(service, 3000)
-    scenes.await_answers(service, job)
-    t = time.monotonic()
-    recover_s = max(strike(service, supervisors[i % 2], victim) for i, victim in enumerate(VICTIMS))
-    count = scenes.finish(service, job)
-    print(time.monotonic() - t, count)
+def test_a_killed_child_and_a_killed_parent_cost_no_row(postgres_scene: Scene, report: FaultReport) -> None:
+    job = postgres_scene.submit_and_begin(1500)
+    for number, victim in enumerate(("child", "parent")):
+        recover_s = strike(postgres_scene, postgres_scene.supervisors[number], victim)
+        report.record(f"SIGKILL of a worker's {victim}", times=1, **costs(), recover_s=recover_s)
+    count = postgres_scene.finish(job)
     assert count.endings == 1
-    report.record("worker killed (SIGKILL)", times=3, **scenes.costs(count), recover_s=recover_s)
+    report.record("SIGKILL of a worker's child", times=0, **costs(count), recover_s=None)
+
+
+def test_a_frozen_worker_cannot_write_after_its_lease(postgres_scene: Scene, report: FaultReport) -> None:
+    frozen = postgres_scene.await_child(postgres_scene.supervisors[0])
+    other = postgres_scene.await_child(postgres_scene.supervisors[1])
+    owned = sa.text("SELECT shards.id FROM shards JOIN workers ON name = lease_owner WHERE pid = :pid").bindparams(
+        pid=frozen
+    )
+    kill(other, with_signal=signal.SIGSTOP)  # so that the first must take a shard
+    job = postgres_scene.submit_and_begin(1500)
+    postgres_scene.service.wait_for(lambda: postgres_scene.service.query(owned))
+    (shard,) = postgres_scene.service.query(owned)
+    kill(frozen, with_signal=signal.SIGSTOP)
+    kill(other, with_signal=signal.SIGCONT)
+    freed = sa.select(shards.c.id).where(shards.c.id == shard.id, shards.c.status != "running")
+    recover_s = timed(lambda: postgres_scene.service.wait_for(lambda: postgres_scene.service.query(freed)))
+    taken = sa.select(shards.c.id).where(shards.c.id == shard.id, shards.c.attempt > 1)
+    postgres_scene.service.wait_for(lambda: postgres_scene.service.query(taken))
+    kill(frozen, with_signal=signal.SIGCONT)
+    count = postgres_scene.finish(job)
+    refused = (
+        f"job {job.id} shard {shard.id} attempt 1: left to the next worker: shard {shard.id} of job {job.id} is no"
+    )
+    postgres_scene.service.wait_for(lambda: refused in postgres_scene.service.log)
+    assert postgres_scene.await_child(postgres_scene.supervisors[0]) == frozen
+    report.record("worker frozen (SIGSTOP) past its lease", times=1, **costs(count), recover_s=recover_s)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+def test_workers_killed_at_random_moments(scene: Scene, report: FaultReport) -> None:
+    chance = random.Random(MOMENTS)
+    victims = [("child", "parent", "both")[i % 3] for i in range(MOMENTS)]
+    job = scene.submit_and_begin(ROWS)
+    for i, victim in enumerate(victims):
+        if scene.count_answers(job) > ROWS * 2:  # of three questions
+            report.record("SIGKILL of a worker's child", times=0, **costs(scene.finish(job)), recover_s=None)
+            job = scene.submit_and_begin(ROWS)
+        time.sleep(chance.uniform(0, 1))
+        recover_s = strike(scene, scene.supervisors[i % 2], victim)
+        name = "SIGKILL of both" if victim == "both" else f"SIGKILL of a worker's {victim}"
+        report.record(name, times=1, **costs(), recover_s=recover_s)
+    report.record("SIGKILL of a worker's child", times=0, **costs(scene.finish(job)), recover_s=None)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_supervisors_killed_and_drained(scene: Scene, report: FaultReport) -> None:
+    for with_signal, name in ((signal.SIGKILL, "SIGKILL of the supervisor"), (signal.SIGTERM, "SIGTERM: drained")):
+        job = scene.submit_and_begin(ROWS)
+        recover_s = max(replace(scene, number, with_signal) for number in range(2))
+        count = scene.finish(job)
+        # A worker that loses its supervisor drains, too.
+        assert count.batches_in_vain == 0
+        failures = sa.select(sa.func.sum(shards.c.failures)).where(shards.c.job_id == job.id)
+        assert scene.service.query(failures)[0][0] == 0
+        report.record(name, times=2, **costs(count), recover_s=recover_s)
