@@ -20,7 +20,7 @@ from schemas.job import Claim, JobSpec
 from schemas.question import WHOLE_ROW
 
 READ_ROWS = 16  # decoded at once: a file of a kilobyte may hold rows of a hundred megabytes, and few are enough
-WINDOW_BYTES = 64 * 2**20  # a window that holds more takes no further rows; three windows are in memory at once
+WINDOW_BYTES = 32 * 2**20  # a window that holds more takes no further rows; three windows are in memory at once
 MAX_ROW_BYTES = 40_000_000  # the most that the engine's limit of ten million characters may take in UTF-8
 MAX_ID_BYTES = 10_000
 

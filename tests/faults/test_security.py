@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import jobs
 from jobs.planning import check_root
 from jobs.queue import SCORE_SHARD, app, configure_app
 from jobs.settings import environment_of
+from jobs.store.database import Database
 from schemas.tables import metadata, results, workers
 from tests.faults.servers import PrivateRedis, wait_until
 from tests.faults.tls import PASSWORD, TlsPostgres, make_certificate, tls_redis
@@ -163,7 +165,7 @@ def test_a_checkpoint_that_is_not_what_it_should_be_is_refused(
         other = service.settings.model_copy(update={"checkpoint": str(tiny_checkpoint)})
         job = submit(service, write_tickets(service.folder / "a.parquet", make_texts(150)))
         # Another worker began the job with the weights as they were; these differ in one bit.
-        with service_of(service).write() as connection:
+        with closing(Database(service.settings.resolved_database_url)) as db, db.write() as connection:
             connection.execute(sa.update(metadata.tables["jobs"]).values(checkpoint_fingerprint="0" * 64))
         service.start_worker(checkpoint=other.checkpoint)
         with pytest.raises(jobs.JobFailedError, match=r"has fingerprint .* but the job began with 000000000000"):
@@ -181,10 +183,6 @@ def test_a_checkpoint_that_is_not_what_it_should_be_is_refused(
     assert row.status == "failed"
     assert "safetensors" in row.error
     assert not trap.exists()
-
-
-def service_of(service: Service) -> Any:
-    return jobs.client.Database(service.settings.resolved_database_url)
 
 
 @pytest.mark.faults
