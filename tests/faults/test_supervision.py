@@ -49,6 +49,16 @@ def test_a_warm_up_that_takes_too_long_is_ended_and_tried_again(service: Service
     assert "it was not warm after 3 s" in sick.stderr
 
 
+def test_a_worker_whose_engine_cannot_be_loaded_says_why(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = service.folder / "broken"
+    broken.mkdir()
+    (broken / "torch.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(broken))
+    service.launch()
+    service.wait_for(lambda: len(starts(service, "failed", "ImportError: libcuda.so.1: cannot open")) >= 2)
+    assert "starting a worker" in service.log
+
+
 @pytest.mark.faults
 def test_a_process_that_dies_while_it_boots_is_no_endless_loop(service: Service) -> None:
     """A worker's first child, and a successor of a warm one: both may die in a driver, without a word."""
@@ -74,6 +84,9 @@ def test_a_worker_that_the_broker_does_not_answer_is_started_again(
 ) -> None:
     supervisors = start_workers(service, 1, poll_timeout_s=3.0)
     scene = Scene(service, private_redis, supervisors)
+    child = scene.child_of(supervisors[0])
+    time.sleep(6)
+    assert scene.child_of(supervisors[0]) == child  # that there is no message is an answer
     private_redis.freeze()
     try:
         service.wait_for(lambda: starts(service, "stopped", "the broker did not answer for 3 s (poll_timeout_s)"))
