@@ -45,7 +45,7 @@ class Watch:
 
     def await_warm_child(self, parent: Any) -> None:
         """Return when the worker may take its first message; then go on watching in a thread."""
-        self._child = _child_of(parent)
+        self._child, self._child_since = _child_of(parent), time.monotonic()
         while not self.vitals.is_warm(self._child):
             if self.vitals.draining.is_set():
                 self.end(parent, Exit.DRAINED)

@@ -60,12 +60,15 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_workers_go_on_by_themselves_after(name: str, postgres_scene: Scene, report: FaultReport) -> None:
+    children = [postgres_scene.await_child(supervisor) for supervisor in postgres_scene.supervisors]
     job = postgres_scene.submit_and_begin(900)
     with FAULTS[name](postgres_scene.redis):
         time.sleep(FAULT_S)
     recover_s = timed(lambda: postgres_scene.await_claim(job))
     assert recover_s < WITHIN_S
     report.record(name, times=1, **costs(postgres_scene.finish(job)), recover_s=recover_s)
+    # No model was loaded again.
+    assert [postgres_scene.child_of(supervisor) for supervisor in postgres_scene.supervisors] == children
 
 
 @pytest.mark.parametrize("name", ["Redis restarted empty", "Redis frozen (SIGSTOP)", "Redis out of memory"])

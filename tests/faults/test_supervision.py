@@ -40,13 +40,23 @@ def laya_batch(service: Service, *arguments: str) -> "subprocess.CompletedProces
 
 
 def test_a_warm_up_that_takes_too_long_is_ended_and_tried_again(service: Service) -> None:
-    service.launch(boot_timeout_s=0.5)
-    service.wait_for(lambda: len(starts(service, "failed", "it was not warm after 0.5 s (boot_timeout_s)")) >= 2)
+    service.launch(boot_timeout_s=3.0)
+    service.wait_for(lambda: len(starts(service, "failed", "it was not warm after 3 s (boot_timeout_s)")) >= 2)
     shown = laya_batch(service, "workers")
-    assert "it was not warm after 0.5 s" in shown.stdout
+    assert "it was not warm after 3 s" in shown.stdout
     sick = laya_batch(service, "health")
     assert sick.returncode == 1
-    assert "it was not warm after 0.5 s" in sick.stderr
+    assert "it was not warm after 3 s" in sick.stderr
+
+
+def test_a_worker_whose_engine_cannot_be_loaded_says_why(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = service.folder / "broken"
+    broken.mkdir()
+    (broken / "torch.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(broken))
+    service.launch()
+    service.wait_for(lambda: len(starts(service, "failed", "ImportError: libcuda.so.1: cannot open")) >= 2)
+    assert "starting a worker" in service.log
 
 
 @pytest.mark.faults
@@ -74,6 +84,9 @@ def test_a_worker_that_the_broker_does_not_answer_is_started_again(
 ) -> None:
     supervisors = start_workers(service, 1, poll_timeout_s=3.0)
     scene = Scene(service, private_redis, supervisors)
+    child = scene.child_of(supervisors[0])
+    time.sleep(6)
+    assert scene.child_of(supervisors[0]) == child  # that there is no message is an answer
     private_redis.freeze()
     try:
         service.wait_for(lambda: starts(service, "stopped", "the broker did not answer for 3 s (poll_timeout_s)"))
