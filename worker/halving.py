@@ -15,6 +15,15 @@ from worker.timing import Stopwatch
 FORWARD_ERRORS = (RuntimeError, MemoryError)
 
 
+OUT_OF_MEMORY, SCORING_FAILED = "out_of_memory", "scoring_failed"  # codes of row errors
+# Sequences of a batch that all fail by themselves, be it not for memory: so many are not to blame for it.
+SUSPICIOUS_SEQUENCES = 8
+
+
+class BatchFailedError(Exception):
+    """Each sequence of a batch fails, even by itself, though the device runs others: it is not the sequences."""
+
+
 class DeviceLostError(RuntimeError):
     """After a forward pass that raised, not even a small one succeeds: this process can score no more."""
 
@@ -42,9 +51,9 @@ def score_in_halves(
     """The parts of the batch, each with its logits and its forward's milliseconds; or a single sequence, and why not.
 
     Raises:
-        DeviceLostError: it is not the batch.
+        DeviceLostError, BatchFailedError: it is not the sequences.
     """
-    waiting = [(batch, forward.tries)]
+    waiting, failed = [(batch, forward.tries)], []
     while waiting:
         part, tries = waiting.pop()
         watch = Stopwatch()
@@ -59,7 +68,11 @@ def score_in_halves(
         elif tries > 1:
             waiting.append((part, tries - 1))
         else:
-            yield part, scored, watch.ms["forward"]
+            failed.append((part, scored, watch.ms["forward"]))
+    unscorable = [unscored for _, unscored, _ in failed if unscored.code == SCORING_FAILED]
+    if len(unscorable) == len(batch) >= SUSPICIOUS_SEQUENCES:
+        raise BatchFailedError(f"each of {len(batch)} sequences fails by itself; the last: {unscorable[-1].message}")
+    yield from failed
 
 
 def _attempt(forward: ForwardPass, part: laya.Batch) -> laya.Logits | Unscored:
@@ -68,7 +81,7 @@ def _attempt(forward: ForwardPass, part: laya.Batch) -> laya.Logits | Unscored:
     except FORWARD_ERRORS as error:
         # Not kept: its traceback would hold the memory of the pass.
         memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        return Unscored("out_of_memory" if memory else "scoring_failed", f"{type(error).__name__}: {error}")
+        return Unscored(OUT_OF_MEMORY if memory else SCORING_FAILED, f"{type(error).__name__}: {error}")
 
 
 def _check_device(forward: ForwardPass, failed: Unscored) -> None:

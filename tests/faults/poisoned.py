@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 import jobs
 from schemas.question import WHOLE_ROW
 from schemas.tables import results, row_errors
+from tests.faults.counting import count_rows
 from tests.faults.report import FaultReport
 from tests.integration.service import QUESTIONS, Service
 
@@ -61,12 +62,6 @@ def finish(service: Service, job: jobs.JobInfo) -> jobs.JobInfo:
     return jobs.get(job.id, settings=service.settings)
 
 
-def errors_of(service: Service, job: jobs.JobInfo) -> dict[int, str]:
-    """Row number to code, of each row error."""
-    found = service.query(sa.select(row_errors).where(row_errors.c.job_id == job.id))
-    return {row.row_number: row.code for row in found}
-
-
 def check_rows(service: Service, job: jobs.JobInfo, failed: dict[int, str]) -> None:
     """Every row has all its answers, or, if it is among `failed` (row number to code), its error and nothing else."""
     answered = service.query(sa.select(results.c.row_number, results.c.question).where(results.c.job_id == job.id))
@@ -82,6 +77,16 @@ def check_rows(service: Service, job: jobs.JobInfo, failed: dict[int, str]) -> N
     assert (job.answers, job.row_errors, job.unanswered) == (len(answered), len(failed), pairs)
 
 
-def record(report: FaultReport, fault: str, times: int, job: jobs.JobInfo, recover_s: float | None = None) -> None:
-    """A line of the table, once `check_rows` has counted."""
-    report.record(fault, times=times, rows=job.rows, lost=0, doubled=0, rescored=0, recover_s=recover_s)
+def record(report: FaultReport, fault: str, times: int, service: Service, job: jobs.JobInfo) -> None:
+    """A line of the table. Rescored is what a text took down with it, and what was scored again in smaller parts."""
+    count = count_rows(service, job)
+    assert (count.lost, count.doubled) == (0, 0)
+    report.record(
+        fault,
+        times=times,
+        rows=job.rows,
+        lost=count.lost,
+        doubled=count.doubled,
+        rescored=count.rescored,
+        recover_s=None,
+    )

@@ -24,6 +24,7 @@ def service(
     """A service whose workers' backend breaks at certain words, and which gives up on a row after two deaths."""
     make_faulty(monkeypatch, tmp_path, tiny_checkpoint)
     quick = {"rows_per_shard": 100, "max_attempts": ATTEMPTS, "batch_timeout_s": 20.0, "resend_s": 2.0}
+    quick["log_level"] = "DEBUG"
     with serve(postgres_url, redis_url, tmp_path, checkpoint=str(tiny_checkpoint), **quick) as one:
         yield one
 
@@ -60,7 +61,7 @@ def test_a_row_that_kills_the_process_is_set_aside_and_its_neighbours_are_answer
     first, second = service.query(sa.select(shards).order_by(shards.c.number))
     assert (first.status, first.failures, first.suspect_first_row) == ("done", 0, None)
     assert (second.status, second.attempt, second.deaths) == ("done", 1, 0)
-    poisoned.record(report, "a text that kills the process", deaths, job)
+    poisoned.record(report, "a text that kills the process", deaths, service, job)
 
 
 def test_texts_that_raise_are_set_aside_within_the_process_and_nothing_dies(
@@ -74,7 +75,7 @@ def test_texts_that_raise_are_set_aside_within_the_process_and_nothing_dies(
     assert messages == {"RuntimeError: this text cannot be scored", "MemoryError: cannot allocate 1 TiB"}
     assert count_deaths(service) == 0
     assert process.poll() is None
-    poisoned.record(report, "a text that raises, or runs out of memory", 4, job)
+    poisoned.record(report, "a text that raises, or runs out of memory", 4, service, job)
 
 
 @pytest.mark.faults
@@ -85,7 +86,7 @@ def test_a_row_that_hangs_in_c_is_ended_at_the_deadline_and_set_aside(service: S
     check_rows(service, job, {59: "killed_worker"})
     (error,) = service.query(sa.select(row_errors))
     assert "scoring a batch took longer than LAYA_BATCH_BATCH_TIMEOUT_S=3" in error.message
-    poisoned.record(report, "a text that hangs in C", count_deaths(service), job)
+    poisoned.record(report, "a text that hangs in C", count_deaths(service), service, job)
 
 
 @pytest.mark.faults
@@ -96,7 +97,7 @@ def test_a_row_that_takes_all_memory_is_ended_at_the_limit_and_set_aside(service
     check_rows(service, job, {5: "killed_worker"})
     (error,) = service.query(sa.select(row_errors))
     assert "it had more than 900000000 bytes in memory (max_rss_bytes)" in error.message
-    poisoned.record(report, "a text that takes all memory", count_deaths(service), job)
+    poisoned.record(report, "a text that takes all memory", count_deaths(service), service, job)
 
 
 @pytest.mark.faults
@@ -108,7 +109,7 @@ def test_a_row_that_loses_the_device_ends_the_process_which_could_score_no_more(
     check_rows(service, job, {20: "killed_worker"})
     (error,) = service.query(sa.select(row_errors))
     assert "CUDA error: an illegal memory access was encountered; and then a small batch failed, too" in error.message
-    poisoned.record(report, "a text that loses the device", count_deaths(service), job)
+    poisoned.record(report, "a text that loses the device", count_deaths(service), service, job)
 
 
 @pytest.mark.faults
@@ -119,7 +120,7 @@ def test_several_kinds_of_poison_in_one_shard_are_each_set_aside(service: Servic
     assert job.status is jobs.JobStatus.SUCCEEDED
     killed = dict.fromkeys(words, "killed_worker")
     check_rows(service, job, {**killed, 40: "scoring_failed"})
-    poisoned.record(report, "five texts of three kinds in one shard", count_deaths(service), job)
+    poisoned.record(report, "five texts of three kinds in one shard", count_deaths(service), service, job)
 
 
 @pytest.mark.faults
@@ -136,4 +137,4 @@ def test_a_shard_in_which_every_row_kills_ends_and_the_others_are_answered(
     dead, _ = service.query(sa.select(shards).order_by(shards.c.number))
     assert (dead.status, dead.deaths) == ("failed", 10)
     assert job.row_errors < 10
-    poisoned.record(report, "a shard whose every text kills", 10, job)
+    report.record("a shard whose every text kills", times=10, rows=100, lost=0, doubled=0, rescored=0, recover_s=None)

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,20 @@ class Trap:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def service(redis_url: str, tmp_path: Path, tiny_checkpoint: Path) -> Iterator[Service]:
+    with serve(f"sqlite:///{tmp_path / 'test.db'}", redis_url, tmp_path, checkpoint=str(tiny_checkpoint)) as one:
+        yield one
+
+
+@pytest.fixture
+def service_on_each_store(
+    database_url: str, redis_url: str, tmp_path: Path, tiny_checkpoint: Path
+) -> Iterator[Service]:
+    with serve(database_url, redis_url, tmp_path, checkpoint=str(tiny_checkpoint)) as one:
+        yield one
 
 
 def submit(service: Service, path: Path, **asked: Any) -> jobs.JobInfo:
@@ -119,7 +134,8 @@ def test_a_symlink_that_is_turned_after_the_job_was_made_is_not_followed(service
     assert service.query(sa.select(sa.func.count()).select_from(results))[0][0] == 0
 
 
-def test_names_are_text_whatever_they_hold(service: Service) -> None:
+def test_names_are_text_whatever_they_hold(service_on_each_store: Service) -> None:
+    service = service_on_each_store
     folder = service.folder / "$(touch pwned)'; --"
     path = folder / "a`touch pwned`.parquet"
     folder.mkdir()

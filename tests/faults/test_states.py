@@ -1,7 +1,5 @@
 """Submit, deliver, claim, save, crash, expire, cancel, retry and finish, in any order: the store does as the model."""
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +25,8 @@ from jobs.store.leases import BatchRecord, RowError
 from jobs.store.lifecycle import JobOptions
 from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, TransitionError
 from schemas.message import ShardMessage
-from schemas.tables import jobs, metadata, results, row_errors, shards
+from schemas.tables import jobs, results, row_errors, shards
+from tests.faults.databases import emptied, sqlite_copies
 from tests.faults.model import MAX_ATTEMPTS, MAX_DEATHS, ROWS, ModelJob, ModelShard, RefusedError
 
 LEASE_S = 3600.0
@@ -267,36 +266,6 @@ def run_machine(open_database: Callable[[], Database], examples: int, steps: int
         max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=checks, database=None
     )
     run_state_machine_as_test(machine, settings=asked)
-
-
-def sqlite_copies(folder: Path) -> Callable[[], Database]:
-    """Empty databases in memory's own file system, if there is one: each a copy of one that was migrated."""
-    empty = Database(f"sqlite:///{folder / 'empty.db'}")
-    empty.migrate()
-    empty.close()
-
-    def copy() -> Database:
-        path = Path(tempfile.mkdtemp(dir=folder)) / "test.db"
-        shutil.copy(folder / "empty.db", path)
-        return Database(f"sqlite:///{path}")
-
-    return copy
-
-
-def emptied(url: str) -> Callable[[], Database]:
-    """One PostgreSQL database, emptied each time."""
-    first = Database(url)
-    first.migrate()
-    first.close()
-
-    def empty() -> Database:
-        database = Database(url)
-        with database.write() as connection:
-            for table in reversed(metadata.sorted_tables):
-                connection.execute(sa.delete(table))
-        return database
-
-    return empty
 
 
 def test_any_order_of_events_leads_where_the_model_says_on_sqlite(tmp_path: Path) -> None:

@@ -15,17 +15,46 @@ from schemas.tables import metadata
 
 NOW = "2026-01-02 03:04:05.000000"
 JOB = {
-    "id": 1, "status": "queued", "spec": '{"inputs": ["/a"], "questions": {"q": {}}, "state": ["text"]}',
-    "priority": 0, "rows": 3, "shards": 1, "questions": 1, "row_errors": 0, "created_at": NOW,
+    "id": 1,
+    "status": "queued",
+    "spec": '{"inputs": ["/a"], "questions": {"q": {}}, "state": ["text"]}',
+    "priority": 0,
+    "rows": 3,
+    "shards": 1,
+    "questions": 1,
+    "row_errors": 0,
+    "created_at": NOW,
 }
 SHARD = {
-    "id": 1, "job_id": 1, "number": 0, "file": "/a", "file_size": 1, "file_modified": "m", "row_groups": "[0]",
-    "row_offset": 0, "rows": 3, "first_row_number": 0, "status": "queued", "attempt": 0, "failures": 0,
-    "sent_at": NOW, "answers": 0, "unanswered": 0, "row_errors": 0,
+    "id": 1,
+    "job_id": 1,
+    "number": 0,
+    "file": "/a",
+    "file_size": 1,
+    "file_modified": "m",
+    "row_groups": "[0]",
+    "row_offset": 0,
+    "rows": 3,
+    "first_row_number": 0,
+    "status": "queued",
+    "attempt": 0,
+    "failures": 0,
+    "sent_at": NOW,
+    "answers": 0,
+    "unanswered": 0,
+    "row_errors": 0,
 }
 WORKER = {
-    "id": 1, "name": "w", "host": "h", "pid": 1, "device": "cpu", "status": "ready", "checkpoint": "english",
-    "backend_asked": "auto", "started_at": NOW, "heartbeat_at": NOW,
+    "id": 1,
+    "name": "w",
+    "host": "h",
+    "pid": 1,
+    "device": "cpu",
+    "status": "ready",
+    "checkpoint": "english",
+    "backend_asked": "auto",
+    "started_at": NOW,
+    "heartbeat_at": NOW,
 }
 
 

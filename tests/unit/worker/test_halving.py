@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import laya
-from worker.halving import DeviceLostError, ForwardPass, Unscored, score_in_halves
+from worker.halving import BatchFailedError, DeviceLostError, ForwardPass, Unscored, score_in_halves
 
 
 @dataclass
@@ -15,12 +15,13 @@ class Device:
 
     bad: set[int]
     breaks_at: int = 10**9
+    error: type[Exception] = MemoryError
     passes: list[list[int]] = field(default_factory=list)
 
     def run(self, batch: laya.Batch) -> laya.Logits:
         self.passes.append(batch.index.tolist())
         if self.bad & set(batch.index.tolist()) or len(self.passes) >= self.breaks_at:
-            raise MemoryError(f"{len(batch)} are too many")
+            raise self.error(f"{len(batch)} are too many")
         return laya.Logits(np.zeros((len(batch), 2), np.float32), np.zeros((len(batch), 1), np.float32))
 
     def check(self) -> None:
@@ -69,6 +70,14 @@ def test_a_device_that_fails_on_all_is_not_blamed_on_a_sequence() -> None:
     with pytest.raises(DeviceLostError, match=r"MemoryError: .* and then a small batch failed, too"):
         score(device, 37)
     assert len(device.passes) == 4
+
+
+def test_a_batch_of_which_every_sequence_fails_blames_none_of_them() -> None:
+    with pytest.raises(BatchFailedError, match="each of 9 sequences fails by itself; the last: RuntimeError: 1"):
+        score(Device(set(range(9)), error=RuntimeError), 9)
+    few = Device(set(range(3)), error=RuntimeError)
+    assert score(few, 3)[1].keys() == {0, 1, 2}  # so few may all be bad
+    assert score(Device(set(range(9))), 9)[1].keys() == set(range(9))  # and as many may be too long
 
 
 def test_a_fault_of_ours_is_raised_as_it_is() -> None:
