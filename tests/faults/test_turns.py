@@ -15,6 +15,7 @@ from schemas.tables import batches, shards, workers
 from tests.faults.poisoned import finish, make_faulty, submit
 from tests.integration.service import Service, make_texts, serve, write_tickets
 
+pytestmark = pytest.mark.faults
 DELAY_S = 0.2  # of each batch
 
 
@@ -54,7 +55,6 @@ def test_cancel_stops_within_one_batch_and_an_urgent_job_starts_within_one_shard
     assert finish(service, nightly).answers == 2700
 
 
-@pytest.mark.faults
 def test_two_workers_and_two_jobs_leave_no_worker_idle(service: Service) -> None:
     for _ in range(2):
         service.start_worker()
