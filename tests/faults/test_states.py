@@ -9,11 +9,8 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
-    consumes,
     invariant,
-    multiple,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -32,6 +29,7 @@ from tests.faults.model import MAX_ATTEMPTS, MAX_DEATHS, ROWS, ModelJob, ModelSh
 
 LEASE_S = 3600.0
 MOST_JOBS = 2  # few, so that much happens to each
+OFTEN = 8  # how much likelier an event is that matters
 ROW_SETS = st.sets(st.integers(0, ROWS - 1), min_size=1)
 
 
@@ -39,7 +37,6 @@ class StoreMachine(RuleBasedStateMachine):
     """The real store and the model, side by side. A held shard is known by its claim, which may long be stale."""
 
     open_database: ClassVar[Callable[[], Database]]
-    claims = Bundle("claims")
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,6 +45,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.worker_id = workers.start_worker(self.db, worker)
         self.jobs: dict[int, ModelJob] = {}
         self.shards: dict[int, tuple[ModelJob, ModelShard]] = {}
+        self.claims: list[Claim] = []
 
     def teardown(self) -> None:
         self.db.close()
@@ -65,25 +63,28 @@ class StoreMachine(RuleBasedStateMachine):
             ids = connection.scalars(sa.select(shards.c.id).where(shards.c.job_id == job_id).order_by(shards.c.number))
             self.shards |= {shard_id: (job, shard) for shard_id, shard in zip(ids, job.shards, strict=True)}
 
-    @rule(target=claims, data=st.data())
-    def deliver(self, data: st.DataObject) -> Any:
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
         """A message comes: for the first time, again, or late."""
         if not self.shards:
-            return multiple()
-        shard_id = data.draw(st.sampled_from(sorted(self.shards)))
+            return
+        waiting = [id_ for id_, (_, one) in self.shards.items() if one.status == ShardStatus.QUEUED]
+        shard_id = data.draw(st.sampled_from([*sorted(self.shards), *waiting * OFTEN]))
         job, shard = self.shards[shard_id]
         job_id = next(number for number, known in self.jobs.items() if known is job)
         message, owner = ShardMessage(job_id=job_id, shard_id=shard_id), owner_of(shard_id, shard.attempt + 1)
         found = leases.claim_shard(self.db, message, owner, LEASE_S)
         assert (found is not None) == job.claim(shard)
         if found is None:
-            return multiple()
+            return
         seen = found.suspects and (found.suspects.first_row, found.suspects.last_row, found.suspects.deaths)
         assert seen == (None if shard.suspects is None else (*shard.suspects, shard.suspect_deaths))
-        return found
+        self.claims.append(found)
 
-    @rule(claim=claims, rows=ROW_SETS)
-    def save(self, claim: Claim, rows: set[int]) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), rows=ROW_SETS)
+    def save(self, data: st.DataObject, rows: set[int]) -> None:
+        claim = self.pick(data)
         job, shard = self.shards[claim.shard_id]
         new = {claim.plan.first_row_number + row for row in rows} - shard.answered - shard.failed
         if not new:
@@ -94,8 +95,10 @@ class StoreMachine(RuleBasedStateMachine):
             lambda: job.save(shard, claim.attempt, new),
         )
 
-    @rule(claim=claims, row=st.integers(0, ROWS - 1), aside=st.booleans())
-    def save_error(self, claim: Claim, row: int, aside: bool) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), row=st.integers(0, ROWS - 1), aside=st.booleans())
+    def save_error(self, data: st.DataObject, row: int, aside: bool) -> None:
+        claim = self.pick(data)
         job, shard = self.shards[claim.shard_id]
         row += claim.plan.first_row_number
         if row in shard.answered | shard.failed:
@@ -110,8 +113,10 @@ class StoreMachine(RuleBasedStateMachine):
 
         self.both(lambda: write(self.db, claim, LEASE_S, [error]), expect)
 
-    @rule(claim=claims, first=st.integers(0, ROWS - 1), more=st.integers(0, ROWS - 1))
-    def try_suspects(self, claim: Claim, first: int, more: int) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), first=st.integers(0, ROWS - 1), more=st.integers(0, ROWS - 1))
+    def try_suspects(self, data: st.DataObject, first: int, more: int) -> None:
+        claim = self.pick(data)
         job, shard = self.shards[claim.shard_id]
         first += claim.plan.first_row_number
         last = min(first + more, shard.rows[-1])
@@ -120,8 +125,10 @@ class StoreMachine(RuleBasedStateMachine):
             lambda: job.mark(shard, claim.attempt, first, last),
         )
 
-    @rule(claim=claims)
-    def clear_suspects(self, claim: Claim) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def clear_suspects(self, data: st.DataObject) -> None:
+        claim = self.pick(data)
         job, shard = self.shards[claim.shard_id]
 
         def expect() -> None:
@@ -130,45 +137,57 @@ class StoreMachine(RuleBasedStateMachine):
 
         self.both(lambda: suspects.clear_suspects(self.db, claim, LEASE_S), expect)
 
-    @rule(claim=claims)
-    def finish(self, claim: Claim) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        claim = self.pick(data)
         _, shard = self.shards[claim.shard_id]
         if set(shard.rows) == shard.answered | shard.failed:
             self.release(claim, leases.finish_shard, ShardStatus.DONE)
 
-    @rule(claim=claims)
-    def give_back(self, claim: Claim) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        claim = self.pick(data)
         job, shard = self.shards[claim.shard_id]
         self.both(
             lambda: leases.give_back(self.db, claim),
             lambda: job.release(shard, claim.attempt, ShardStatus.QUEUED) and None,
         )
 
-    @rule(claim=claims)
-    def stop(self, claim: Claim) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        claim = self.pick(data)
         job, _ = self.shards[claim.shard_id]
         if job.must_stop:
             self.release(claim, leases.stop_shard, ShardStatus.CANCELLED)
 
-    @rule(claim=claims)
-    def fail(self, claim: Claim) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        claim = self.pick(data)
         job, shard = self.shards[claim.shard_id]
         self.both(
             lambda: leases.fail_shard(self.db, claim, "boom", MAX_ATTEMPTS), lambda: job.fail(shard, claim.attempt)
         )
 
-    @rule(claim=consumes(claims))
-    def crash(self, claim: Claim) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
         """Its process dies, and a successor of the same name boots."""
+        claim = self.pick(data)
         job, shard = self.shards[claim.shard_id]
         held = shard.status == ShardStatus.RUNNING and shard.attempt == claim.attempt
         queued = recovery.release_leases(self.db, owner_of(claim.shard_id, claim.attempt), MAX_ATTEMPTS, "killed")
         waits = job.die(shard) if held else False
         assert [one.shard_id for one in queued] == ([claim.shard_id] if waits else [])
 
-    @rule(claim=claims)
-    def vanish(self, claim: Claim) -> None:
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def vanish(self, data: st.DataObject) -> None:
         """Its machine is gone, and the lease ends; the process may wake later, and write."""
+        claim = self.pick(data)
         _, shard = self.shards[claim.shard_id]
         if shard.status == ShardStatus.RUNNING and shard.attempt == claim.attempt:
             shard.lease_ended = True
@@ -220,6 +239,15 @@ class StoreMachine(RuleBasedStateMachine):
         for found, name in ((answered, "answered"), (failed, "failed")):
             expected = [(id_, row) for id_, job in self.jobs.items() for s in job.shards for row in getattr(s, name)]
             assert sorted(map(tuple, found)) == sorted(expected)
+
+    def pick(self, data: st.DataObject) -> Claim:
+        """A claim: most often one that holds its shard, and else one that is stale."""
+        held = [claim for claim in self.claims if self.holds(claim)]
+        return data.draw(st.sampled_from([*self.claims, *held * OFTEN]))
+
+    def holds(self, claim: Claim) -> bool:
+        _, shard = self.shards[claim.shard_id]
+        return shard.status == ShardStatus.RUNNING and shard.attempt == claim.attempt
 
     def release(self, claim: Claim, write: Callable[[Database, Claim], Any], to: ShardStatus) -> None:
         job, shard = self.shards[claim.shard_id]
