@@ -119,7 +119,11 @@ def test_every_write_of_a_shard_is_replayed_to_the_same_end(moment: Moment, post
         third = must_claim(db, job_id, 1)
         assert third.attempt == second.attempt + 1
         leases.save_batch(db, third, 60.0, batch, answers(10, 10))
-        cut(lambda: leases.finish_shard(db, third))
+        leases.give_back(db, third)
+        fourth = must_claim(db, job_id, 1)
+        with pytest.raises(sa.exc.IntegrityError):  # nor is what another attempt answered
+            leases.save_batch(db, fourth, 60.0, batch, answers(10, 10))
+        cut(lambda: leases.finish_shard(db, fourth))
         job = jobs.get(job_id, settings=jobs.load_settings(database_url=url))
         assert (job.status, job.answers, job.unanswered, job.row_errors) == (JobStatus.SUCCEEDED, 18, 2, 2)
 
@@ -139,6 +143,36 @@ def test_a_submit_whose_commit_is_lost_makes_one_job(
         assert proxy.cuts == 1
         assert [listed.id for listed in jobs.list_jobs(settings=service.settings)] == [job.id]
         assert count_messages(service.settings) == 3
+
+
+def test_a_submit_while_the_database_is_away_leaves_nothing_and_may_be_repeated(
+    private_postgres: PrivatePostgres, redis_url: str, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    path = write_tickets(tmp_path / "a.parquet", make_texts(250))
+    with serve(private_postgres.url, redis_url, tmp_path, checkpoint=str(tiny_checkpoint)) as service:
+        private_postgres.stop()
+        with pytest.raises(jobs.DatabaseError, match="cannot be used"):
+            submit_file(service, path, idempotency_key="nightly")
+        private_postgres.start()
+        assert jobs.list_jobs(settings=service.settings) == []
+        made = [submit_file(service, path, idempotency_key="nightly").id for _ in range(2)]
+        assert [job.id for job in jobs.list_jobs(settings=service.settings)] == made[:1] == made[1:]
+
+
+@pytest.mark.faults
+def test_a_submit_while_the_disk_is_full_leaves_nothing_and_may_be_repeated(
+    redis_url: str, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    path = write_tickets(tmp_path / "a.parquet", make_texts(2000))
+    with (
+        small_disk(4) as disk,
+        serve(f"sqlite:///{disk / 'test.db'}", redis_url, tmp_path, checkpoint=str(tiny_checkpoint)) as service,
+    ):
+        with fill(disk), pytest.raises(jobs.DatabaseError, match="cannot be used"):
+            submit_file(service, path, idempotency_key="nightly")
+        assert jobs.list_jobs(settings=service.settings) == []
+        submit_file(service, path, idempotency_key="nightly")
+        assert len(jobs.list_jobs(settings=service.settings)) == 1
 
 
 def test_a_forgotten_job_is_gone_though_the_reply_was_lost(postgres_url: str) -> None:
