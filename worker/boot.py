@@ -46,7 +46,7 @@ def boot_child(settings: Settings, owner: str, device: str, boot: Boot) -> "Sess
     """In the child: record the start, then load the engine. Raises what kept it from that, once recorded."""
     booted = False
     try:
-        db = Database(settings.resolved_database_url, settings.database_retry_s)
+        db = Database(settings.resolved_database_url, settings.database_retry_s, owner)
         start = workers.WorkerStart(
             owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend
         )

@@ -21,6 +21,7 @@ from schemas.tables import UtcTime
 SQLITE_BUSY_TIMEOUT_S = 30  # how long a writer waits for another before it gives up
 CONNECT_TIMEOUT_S = 5
 SILENCE_S = 30
+SESSION_NAME_BYTES = 63
 # A worker that is frozen, or cut off, between two statements keeps its rows locked until the server ends its session.
 IDLE_IN_TRANSACTION_S = 10
 RETRY_S = 5.0  # for what waits in a person's sight; workers are more patient
@@ -58,9 +59,16 @@ def _sqlite_clock(element: Any, compiler: Any, **kw: Any) -> str:
 class Database:
     """One database: transactions that write, transactions that only read, and the schema's version."""
 
-    def __init__(self, url: str, retry_s: float = RETRY_S) -> None:
-        """`retry_s`: for how long a call tries again what the database refuses for the moment."""
+    def __init__(self, url: str, retry_s: float = RETRY_S, owner: str | None = None) -> None:
+        """One database.
+
+        Args:
+            url: `postgresql://…` or `sqlite:///…`.
+            retry_s: for how long a call tries again what the database refuses for the moment.
+            owner: the worker that holds leases through it; PostgreSQL knows its sessions by this name.
+        """
         self.retry_s = retry_s
+        self._owner = owner
         try:
             self.url = sa.make_url(url)
         except (sa.exc.ArgumentError, ValueError) as error:
@@ -141,6 +149,7 @@ class Database:
             # A server that vanished without a word is noticed in half a minute, not in the kernel's quarter of an hour.
             "keepalives_idle": SILENCE_S,
             "tcp_user_timeout": SILENCE_S * 1000,
+            "application_name": session_name(self._owner or "laya-batch"),
         }
 
     @contextmanager
@@ -152,6 +161,11 @@ class Database:
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
             raise _kind_of(error)(f"the database {self.shown_url} cannot be used: {reason}") from error
+
+
+def session_name(owner: str) -> str:
+    """An owner's name as PostgreSQL keeps it with a session: ASCII, and not longer than its identifiers."""
+    return owner.encode("ascii", "replace")[:SESSION_NAME_BYTES].decode()
 
 
 def _kind_of(error: sa.exc.DBAPIError | sa.exc.TimeoutError) -> type[DatabaseError]:

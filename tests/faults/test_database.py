@@ -15,9 +15,10 @@ import sqlalchemy as sa
 
 import jobs
 from jobs.queue import count_messages
-from jobs.store import leases, lifecycle
-from jobs.store.database import SQLITE_BUSY_TIMEOUT_S, Database
+from jobs.store import leases, lifecycle, recovery
+from jobs.store.database import IDLE_IN_TRANSACTION_S, SQLITE_BUSY_TIMEOUT_S, Database
 from jobs.store.leases import RowError
+from jobs.store.recovery import LEFT_OPEN_S
 from schemas.job import Claim, JobStatus
 from schemas.tables import shards
 from tests.faults.disks import fill, small_disk
@@ -199,6 +200,19 @@ def test_a_deadlock_is_replayed(postgres_url: str, caplog: pytest.LogCaptureFixt
         assert finished.result() is JobStatus.SUCCEEDED
     assert "deadlock detected" in caplog.text
     report.record("deadlock", times=1, rows=10, lost=0, doubled=0, rescored=0, recover_s=None)
+
+
+def test_the_locks_of_a_frozen_worker_fall_with_its_lease(postgres_url: str) -> None:
+    """In any state of its session: the server's own timeout waits for the end of a pipeline that may never come."""
+    with closing(Database(postgres_url, owner="w")) as frozen, closing(Database(postgres_url)) as sweeper:
+        frozen.migrate()
+        claimed = must_claim(frozen, make_job(frozen, 1), lease_s=0)
+        started = time.monotonic()
+        with pytest.raises(jobs.DatabaseError), frozen.write() as connection:
+            connection.execute(sa.update(shards).values(last_error="half done"))
+            time.sleep(LEFT_OPEN_S + 0.2)
+            assert [lost.shard_id for lost in recovery.expire_leases(sweeper, 3)] == [claimed.shard_id]
+            assert time.monotonic() - started < IDLE_IN_TRANSACTION_S - 2
 
 
 def test_serialisation_failures_are_replayed(
