@@ -62,7 +62,7 @@ def failures_of(scene: Scene, job: jobs.JobInfo) -> int:
 @pytest.mark.parametrize("name", FAULTS)
 def test_workers_replay_what_they_were_writing_after(name: str, postgres_scene: Scene, report: FaultReport) -> None:
     assert postgres_scene.postgres is not None
-    job = postgres_scene.submit_and_begin(900)
+    job = postgres_scene.submit_and_begin(600)
     with FAULTS[name](postgres_scene.postgres):
         pass
     recover_s = postgres_scene.await_progress(job)
@@ -75,7 +75,7 @@ def test_workers_replay_what_they_were_writing_after(name: str, postgres_scene: 
 def test_a_connection_that_dies_while_it_commits(moment: Moment, postgres_scene: Scene, report: FaultReport) -> None:
     assert postgres_scene.proxy is not None
     with postgres_scene.proxy.cutting(moment, every=4):
-        job = postgres_scene.submit(900)
+        job = postgres_scene.submit(600)
         count = postgres_scene.finish(job)
     assert postgres_scene.proxy.cuts > 20
     assert (count.rescored, failures_of(postgres_scene, job)) == (0, 0)

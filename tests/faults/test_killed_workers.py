@@ -37,6 +37,7 @@ def replace(scene: Scene, number: int, with_signal: signal.Signals) -> float:
     return timed(start_another)
 
 
+@pytest.mark.faults
 def test_a_killed_child_and_a_killed_parent_cost_no_row(postgres_scene: Scene, report: FaultReport) -> None:
     job = postgres_scene.submit_and_begin(1500)
     for number, victim in enumerate(("child", "parent")):
@@ -60,6 +61,7 @@ def freeze_within_a_transaction(scene: Scene, pid: int) -> int:
         time.sleep(random.uniform(0, 0.02))
 
 
+@pytest.mark.faults
 def test_a_frozen_worker_cannot_write_after_its_lease(postgres_scene: Scene, report: FaultReport) -> None:
     service = postgres_scene.service
     frozen, other = (postgres_scene.await_child(supervisor) for supervisor in postgres_scene.supervisors)

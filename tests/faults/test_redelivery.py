@@ -35,9 +35,9 @@ def test_a_message_that_two_workers_get_at_once_is_scored_once(postgres_scene: S
         postgres_scene.await_child(supervisor)
     with postgres_scene.redis.client() as broker:
         blocker = postgres_scene.submit_and_begin(300)  # both are busy while the messages are multiplied
-        job = postgres_scene.submit(900)
+        job = postgres_scene.submit(600)
         multiplied = multiply_messages(broker, settings.queue, COPIES)
-    assert multiplied >= 6
+    assert multiplied >= 4
     postgres_scene.finish(blocker)
     count = postgres_scene.finish(job)
     attempts = sa.select(sa.func.max(shards.c.attempt)).where(shards.c.job_id == job.id)
@@ -46,7 +46,7 @@ def test_a_message_that_two_workers_get_at_once_is_scored_once(postgres_scene: S
     postgres_scene.service.wait_for(
         lambda: (
             postgres_scene.service.log.count(f"job {job.id} shard") > 0
-            and postgres_scene.service.log.count("nothing to claim") >= 6 * (COPIES - 1)
+            and postgres_scene.service.log.count("nothing to claim") >= 4 * (COPIES - 1)
         )
     )
     report.record(f"each message delivered {COPIES} times", times=multiplied, **costs(count), recover_s=None)
