@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from jobs.settings import PREFIX
 from jobs.store.database import Database
-from tests.checkpoints import CheckpointSpec, make_checkpoint
 
 POSTGRES_URL = os.environ.get("TEST_POSTGRES_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/test")
 REDIS_URL = os.environ.get("TEST_REDIS_URL", "redis://127.0.0.1:6379/15")
@@ -61,6 +60,8 @@ def postgres_admin() -> Iterator[sa.Engine]:
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random checkpoint small enough that a worker boots in seconds."""
+    from tests.checkpoints import CheckpointSpec, make_checkpoint  # noqa: PLC0415 - torch is slow to import
+
     spec = CheckpointSpec(max_len=96, encoder={"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2})
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", spec)
 

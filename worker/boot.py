@@ -29,7 +29,7 @@ def boot_child(settings: Settings, owner: str, device: str, vitals: Vitals) -> "
     vitals.forget_deadlines()
     booted = False
     try:
-        db = Database(settings.resolved_database_url, settings.database_retry_s)
+        db = Database(settings.resolved_database_url, settings.database_retry_s, owner)
         start = workers.WorkerStart(
             owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend
         )

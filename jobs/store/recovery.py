@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 
-from jobs.store.database import Database, seconds_from_now
+from jobs.store.database import Database, seconds_from_now, session_name
 from jobs.store.fence import JOB_IS_OPEN
 from jobs.store.lifecycle import lock_job, settle_job
 from jobs.store.replay import replayed
@@ -10,6 +10,8 @@ from jobs.store.suspects import count_death
 from schemas.job import ShardStatus
 from schemas.message import QueuedShard
 from schemas.tables import jobs, shards
+
+LEFT_OPEN_S = 1.0  # longer than a transaction of a worker takes
 
 
 @replayed
@@ -28,6 +30,7 @@ def expire_leases(db: Database, max_attempts: int, only_job: int | None = None) 
     Not tried again while the database is away: its caller must learn of that.
     """
     ended = sa.and_(shards.c.lease_expires_at < seconds_from_now(), _in_job(only_job))
+    _end_transactions(db, ended)
     return _release_running(db, ended, "the worker vanished: its lease ended", max_attempts)
 
 
@@ -70,6 +73,21 @@ def take_unsent(db: Database, sent_before_s: float, limit: int, only_job: int | 
             sa.select(shards.c.job_id, shards.c.id, jobs.c.priority).join(jobs).where(shards.c.id.in_(list(taken)))
         )
         return [QueuedShard(*row) for row in connection.execute(sending.order_by(shards.c.id))]
+
+
+def _end_transactions(db: Database, which: sa.ColumnElement[bool]) -> None:
+    """End what the owners of these leases have open: one that is frozen or cut off in a transaction keeps its locks."""
+    if db.is_sqlite:
+        return
+    held = sa.select(shards.c.lease_owner).distinct().where(shards.c.status == ShardStatus.RUNNING, which)
+    with db.read() as connection:
+        owners = [session_name(owner) for owner in connection.scalars(held)]
+    if not owners:
+        return
+    session = sa.table("pg_stat_activity", *(sa.column(name) for name in ("pid", "application_name", "xact_start")))
+    left_open = session.c.application_name.in_(owners), session.c.xact_start < seconds_from_now(-LEFT_OPEN_S)
+    with db.write() as connection:
+        connection.execute(sa.select(sa.func.pg_terminate_backend(session.c.pid)).where(*left_open))
 
 
 def _in_job(job_id: int | None) -> sa.ColumnElement[bool]:

@@ -15,9 +15,10 @@ import sqlalchemy as sa
 
 import jobs
 from jobs.queue import count_messages
-from jobs.store import leases, lifecycle
-from jobs.store.database import SQLITE_BUSY_TIMEOUT_S, Database
+from jobs.store import leases, lifecycle, recovery
+from jobs.store.database import IDLE_IN_TRANSACTION_S, SQLITE_BUSY_TIMEOUT_S, Database
 from jobs.store.leases import RowError
+from jobs.store.recovery import LEFT_OPEN_S
 from schemas.job import Claim, JobStatus
 from schemas.tables import shards
 from tests.faults.disks import fill, small_disk
@@ -61,7 +62,7 @@ def failures_of(scene: Scene, job: jobs.JobInfo) -> int:
 @pytest.mark.parametrize("name", FAULTS)
 def test_workers_replay_what_they_were_writing_after(name: str, postgres_scene: Scene, report: FaultReport) -> None:
     assert postgres_scene.postgres is not None
-    job = postgres_scene.submit_and_begin(900)
+    job = postgres_scene.submit_and_begin(600)
     with FAULTS[name](postgres_scene.postgres):
         pass
     recover_s = postgres_scene.await_progress(job)
@@ -74,7 +75,7 @@ def test_workers_replay_what_they_were_writing_after(name: str, postgres_scene: 
 def test_a_connection_that_dies_while_it_commits(moment: Moment, postgres_scene: Scene, report: FaultReport) -> None:
     assert postgres_scene.proxy is not None
     with postgres_scene.proxy.cutting(moment, every=4):
-        job = postgres_scene.submit(900)
+        job = postgres_scene.submit(600)
         count = postgres_scene.finish(job)
     assert postgres_scene.proxy.cuts > 20
     assert (count.rescored, failures_of(postgres_scene, job)) == (0, 0)
@@ -119,7 +120,11 @@ def test_every_write_of_a_shard_is_replayed_to_the_same_end(moment: Moment, post
         third = must_claim(db, job_id, 1)
         assert third.attempt == second.attempt + 1
         leases.save_batch(db, third, 60.0, batch, answers(10, 10))
-        cut(lambda: leases.finish_shard(db, third))
+        leases.give_back(db, third)
+        fourth = must_claim(db, job_id, 1)
+        with pytest.raises(sa.exc.IntegrityError):  # nor is what another attempt answered
+            leases.save_batch(db, fourth, 60.0, batch, answers(10, 10))
+        cut(lambda: leases.finish_shard(db, fourth))
         job = jobs.get(job_id, settings=jobs.load_settings(database_url=url))
         assert (job.status, job.answers, job.unanswered, job.row_errors) == (JobStatus.SUCCEEDED, 18, 2, 2)
 
@@ -139,6 +144,36 @@ def test_a_submit_whose_commit_is_lost_makes_one_job(
         assert proxy.cuts == 1
         assert [listed.id for listed in jobs.list_jobs(settings=service.settings)] == [job.id]
         assert count_messages(service.settings) == 3
+
+
+def test_a_submit_while_the_database_is_away_leaves_nothing_and_may_be_repeated(
+    private_postgres: PrivatePostgres, redis_url: str, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    path = write_tickets(tmp_path / "a.parquet", make_texts(250))
+    with serve(private_postgres.url, redis_url, tmp_path, checkpoint=str(tiny_checkpoint)) as service:
+        private_postgres.stop()
+        with pytest.raises(jobs.DatabaseError, match="cannot be used"):
+            submit_file(service, path, idempotency_key="nightly")
+        private_postgres.start()
+        assert jobs.list_jobs(settings=service.settings) == []
+        made = [submit_file(service, path, idempotency_key="nightly").id for _ in range(2)]
+        assert [job.id for job in jobs.list_jobs(settings=service.settings)] == made[:1] == made[1:]
+
+
+@pytest.mark.faults
+def test_a_submit_while_the_disk_is_full_leaves_nothing_and_may_be_repeated(
+    redis_url: str, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    path = write_tickets(tmp_path / "a.parquet", make_texts(2000))
+    with (
+        small_disk(4) as disk,
+        serve(f"sqlite:///{disk / 'test.db'}", redis_url, tmp_path, checkpoint=str(tiny_checkpoint)) as service,
+    ):
+        with fill(disk), pytest.raises(jobs.DatabaseError, match="cannot be used"):
+            submit_file(service, path, idempotency_key="nightly")
+        assert jobs.list_jobs(settings=service.settings) == []
+        submit_file(service, path, idempotency_key="nightly")
+        assert len(jobs.list_jobs(settings=service.settings)) == 1
 
 
 def test_a_forgotten_job_is_gone_though_the_reply_was_lost(postgres_url: str) -> None:
@@ -165,6 +200,19 @@ def test_a_deadlock_is_replayed(postgres_url: str, caplog: pytest.LogCaptureFixt
         assert finished.result() is JobStatus.SUCCEEDED
     assert "deadlock detected" in caplog.text
     report.record("deadlock", times=1, rows=10, lost=0, doubled=0, rescored=0, recover_s=None)
+
+
+def test_the_locks_of_a_frozen_worker_fall_with_its_lease(postgres_url: str) -> None:
+    """In any state of its session: the server's own timeout waits for the end of a pipeline that may never come."""
+    with closing(Database(postgres_url, owner="w")) as frozen, closing(Database(postgres_url)) as sweeper:
+        frozen.migrate()
+        claimed = must_claim(frozen, make_job(frozen, 1), lease_s=0)
+        started = time.monotonic()
+        with pytest.raises(jobs.DatabaseError), frozen.write() as connection:
+            connection.execute(sa.update(shards).values(last_error="half done"))
+            time.sleep(LEFT_OPEN_S + 0.2)
+            assert [lost.shard_id for lost in recovery.expire_leases(sweeper, 3)] == [claimed.shard_id]
+            assert time.monotonic() - started < IDLE_IN_TRANSACTION_S - 2
 
 
 def test_serialisation_failures_are_replayed(

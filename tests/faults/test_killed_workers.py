@@ -37,6 +37,7 @@ def replace(scene: Scene, number: int, with_signal: signal.Signals) -> float:
     return timed(start_another)
 
 
+@pytest.mark.faults
 def test_a_killed_child_and_a_killed_parent_cost_no_row(postgres_scene: Scene, report: FaultReport) -> None:
     job = postgres_scene.submit_and_begin(1500)
     for number, victim in enumerate(("child", "parent")):
@@ -47,28 +48,37 @@ def test_a_killed_child_and_a_killed_parent_cost_no_row(postgres_scene: Scene, r
     report.record("SIGKILL of a worker's child", times=0, **costs(count), recover_s=None)
 
 
+def freeze_within_a_transaction(scene: Scene, pid: int) -> int:
+    """Stop the process at the worst moment, with locks on the rows of its shard; returns the shard's id."""
+    locks = "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction' AND backend_xid IS NOT NULL"
+    owned = sa.text(f"SELECT shards.id FROM shards JOIN workers ON name = lease_owner WHERE pid = {pid}")
+    while True:
+        kill(pid, with_signal=signal.SIGSTOP)
+        time.sleep(0.05)
+        if scene.service.query(sa.text(locks)) and (held := scene.service.query(owned)):
+            return int(held[0].id)
+        kill(pid, with_signal=signal.SIGCONT)
+        time.sleep(random.uniform(0, 0.02))
+
+
+@pytest.mark.faults
 def test_a_frozen_worker_cannot_write_after_its_lease(postgres_scene: Scene, report: FaultReport) -> None:
-    frozen = postgres_scene.await_child(postgres_scene.supervisors[0])
-    other = postgres_scene.await_child(postgres_scene.supervisors[1])
-    owned = sa.text("SELECT shards.id FROM shards JOIN workers ON name = lease_owner WHERE pid = :pid").bindparams(
-        pid=frozen
-    )
+    service = postgres_scene.service
+    frozen, other = (postgres_scene.await_child(supervisor) for supervisor in postgres_scene.supervisors)
     kill(other, with_signal=signal.SIGSTOP)  # so that the first must take a shard
-    job = postgres_scene.submit_and_begin(1500)
-    postgres_scene.service.wait_for(lambda: postgres_scene.service.query(owned))
-    (shard,) = postgres_scene.service.query(owned)
-    kill(frozen, with_signal=signal.SIGSTOP)
-    kill(other, with_signal=signal.SIGCONT)
-    freed = sa.select(shards.c.id).where(shards.c.id == shard.id, shards.c.status != "running")
-    recover_s = timed(lambda: postgres_scene.service.wait_for(lambda: postgres_scene.service.query(freed)))
-    taken = sa.select(shards.c.id).where(shards.c.id == shard.id, shards.c.attempt > 1)
-    postgres_scene.service.wait_for(lambda: postgres_scene.service.query(taken))
-    kill(frozen, with_signal=signal.SIGCONT)
+    try:
+        job = postgres_scene.submit_and_begin(1500)
+        shard_id = freeze_within_a_transaction(postgres_scene, frozen)
+        kill(other, with_signal=signal.SIGCONT)
+        ours = sa.select(shards.c.id).where(shards.c.id == shard_id)
+        recover_s = timed(lambda: service.wait_for(lambda: service.query(ours.where(shards.c.status != "running"))))
+        service.wait_for(lambda: service.query(ours.where(shards.c.attempt > 1)))
+    finally:
+        kill(frozen, other, with_signal=signal.SIGCONT)
     count = postgres_scene.finish(job)
-    refused = (
-        f"job {job.id} shard {shard.id} attempt 1: left to the next worker: shard {shard.id} of job {job.id} is no"
-    )
-    postgres_scene.service.wait_for(lambda: refused in postgres_scene.service.log)
+    claim = f"job {job.id} shard {shard_id} attempt 1"
+    refused = f"{claim}: left to the next worker: shard {shard_id} of job {job.id} is no longer held"
+    service.wait_for(lambda: refused in service.log)
     assert postgres_scene.await_child(postgres_scene.supervisors[0]) == frozen
     report.record("worker frozen (SIGSTOP) past its lease", times=1, **costs(count), recover_s=recover_s)
 
