@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format demo-checkpoint clean
+.PHONY: demo test faults check format demo-checkpoint clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -14,6 +14,9 @@ demo: .venv/installed        ## a real job on the embedded defaults, from a fres
 
 test: .venv/installed .cache/peer   ## every test; PostgreSQL and Redis must run locally (or skip)
 	$(BIN)/python -m pytest
+
+faults: .venv/installed      ## break workers and servers at length, count rows, write the table into docs/reliability.md
+	FAULT_REPORT=docs/reliability.md $(BIN)/python -m pytest tests/faults -m "faults or not faults"
 
 check: .venv/installed       ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

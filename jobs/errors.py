@@ -3,6 +3,8 @@
 LayaBatchError
 ├── SettingsError
 ├── DatabaseError
+│   ├── DatabaseBusyError
+│   └── DatabaseAwayError
 ├── BrokerError
 ├── InputError
 ├── UnreadableInputError
@@ -24,6 +26,14 @@ class SettingsError(LayaBatchError):
 
 class DatabaseError(LayaBatchError):
     """The database cannot be used."""
+
+
+class DatabaseBusyError(DatabaseError):
+    """The database refused a transaction and undid it: locked, full, or in conflict with another. It may pass."""
+
+
+class DatabaseAwayError(DatabaseError):
+    """The connection was lost, or could not be made. What was being committed may be there or not."""
 
 
 class BrokerError(LayaBatchError):

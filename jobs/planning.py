@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -118,11 +118,20 @@ def check_root(name: str, roots: list[str]) -> None:
 
 
 def _lies_under(name: str, root: str) -> bool:
-    if is_url(name) != is_url(root):
+    local_name, local_root = _local_path(name), _local_path(root)
+    if local_name is not None and local_root is not None:
+        return Path(local_name).resolve().is_relative_to(Path(local_root).resolve())
+    if local_name is not None or local_root is not None:
         return False
-    if is_url(name):
-        return ".." not in urlsplit(name).path.split("/") and f"{name}/".startswith(f"{root.rstrip('/')}/")
-    return Path(name).resolve().is_relative_to(Path(root).resolve())
+    parts = unquote(urlsplit(name).path).split("/")  # %2e%2e is .. to a filesystem
+    return ".." not in parts and f"{name}/".startswith(f"{root.rstrip('/')}/")
+
+
+def _local_path(name: str) -> str | None:
+    """Where a file of this machine lies, be it named by a path or a URL; None for any other."""
+    if not is_url(name):
+        return name
+    return open_input(name)[1] if urlsplit(name).scheme.lower() == "file" else None
 
 
 def _find_local(name: str) -> list[InputFile]:

@@ -80,7 +80,8 @@ def draw_workers(found: list[dict[str, Any]], silent_after_s: float) -> Table:
         asked = worker["backend_asked"]
         backend = worker["backend"] or asked
         warmup = "" if worker["warmup_s"] is None else f"{worker['warmup_s']:.1f} s"
-        note = worker["error"] or worker["fallback_reason"] or ""
+        refused = f"{worker['refused_messages']} messages refused" if worker["refused_messages"] else ""
+        note = "; ".join(part for part in (worker["error"], worker["fallback_reason"], refused) if part)
         columns = (
             worker["name"],
             status,

@@ -5,6 +5,7 @@ A message names a shard and nothing else. It may be lost, repeated or late: the 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import redis
 from celery import Celery
@@ -18,8 +19,10 @@ from schemas.message import QueuedShard, ShardMessage
 SCORE_SHARD = "laya_batch.score_shard"
 
 SOCKET_TIMEOUT_S = 30.0  # a socket that is silent for longer is dead: without it a worker waits for ever on a cut line
+SEND_TIMEOUT_S = 10.0  # for what a person, or the supervisor's next look at its workers, waits for
 CONNECT_TIMEOUT_S = 5.0
 PING_TIMEOUT_S = 3.0
+LOST_WAIT_S = 1.0  # until a dead child's message is let go, and its successor gets the next
 
 app = Celery("laya-batch")
 
@@ -27,8 +30,9 @@ app = Celery("laya-batch")
 def configure_app(settings: Settings) -> Celery:
     """Point the app at the settings' broker; called once by each process that uses the queue."""
     app.conf.update(
-        broker_url=settings.require_broker_url(),
+        broker_url=_verified(settings.require_broker_url()),
         broker_connection_retry_on_startup=True,
+        broker_channel_error_retry=True,  # Redis out of memory is no reason to load the model again
         broker_transport_options={
             "visibility_timeout": settings.visibility_timeout_s,
             "priority_steps": list(range(MAX_PRIORITY + 1)),
@@ -46,6 +50,7 @@ def configure_app(settings: Settings) -> Celery:
         worker_prefetch_multiplier=1,
         worker_disable_prefetch=True,  # no message waits beside a busy worker while another is idle
         worker_proc_alive_timeout=settings.boot_timeout_s,
+        worker_lost_wait=LOST_WAIT_S,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_hijack_root_logger=False,
         worker_send_task_events=False,
@@ -55,7 +60,7 @@ def configure_app(settings: Settings) -> Celery:
 
 def check_broker(settings: Settings) -> None:
     """Raise BrokerError unless the broker answers."""
-    with _broker_errors(settings), app.connection_for_write() as connection:
+    with _broker_errors(settings), _connection() as connection:
         connection.ensure_connection(max_retries=1, timeout=CONNECT_TIMEOUT_S)
 
 
@@ -65,7 +70,7 @@ def send_shards(settings: Settings, queued: list[QueuedShard]) -> None:
     Raises:
         BrokerError: the broker is absent or full; some messages may have been sent, which does no harm.
     """
-    with _broker_errors(settings), app.connection_for_write() as connection, app.amqp.Producer(connection) as producer:
+    with _broker_errors(settings), _connection() as connection, app.amqp.Producer(connection) as producer:
         for shard in queued:
             message = ShardMessage(job_id=shard.job_id, shard_id=shard.shard_id)
             # In Redis the lowest number is served first.
@@ -75,7 +80,7 @@ def send_shards(settings: Settings, queued: list[QueuedShard]) -> None:
 
 def count_messages(settings: Settings) -> int:
     """Messages that wait in the queue, those of all priorities together."""
-    with _broker_errors(settings), app.connection_for_read() as connection, connection.channel() as channel:
+    with _broker_errors(settings), _connection() as connection, connection.channel() as channel:
         return int(channel.queue_declare(settings.queue, passive=False).message_count)
 
 
@@ -84,6 +89,18 @@ def ping_workers(settings: Settings) -> list[str]:
     configure_app(settings)
     with _broker_errors(settings):
         return sorted(name for reply in app.control.ping(timeout=PING_TIMEOUT_S) for name in reply)
+
+
+def _verified(url: str) -> str:
+    """Over TLS, Celery takes any certificate unless it is told otherwise; `ssl_cert_reqs=none` still says so."""
+    if not url.startswith("rediss://") or "ssl_cert_reqs=" in url:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
+
+
+def _connection() -> Any:
+    """A connection for one short exchange."""
+    return app.connection_for_write(transport_options={"socket_timeout": SEND_TIMEOUT_S})
 
 
 @contextmanager

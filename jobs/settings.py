@@ -19,6 +19,8 @@ PREFIX = "LAYA_BATCH_"
 # user and password, host, port, database, options
 _REDIS_SERVER = re.compile(r"rediss?://([^/?#]*@)?(\[[^\]]+\]|[^/?#@:\[\]]+)(:\d+)?(/\d*)?(\?.*)?")
 
+_SECRET_OPTION = re.compile(r"\b(\w*password)=[^&]*", re.IGNORECASE)
+
 
 def _split_roots(roots: object) -> object:
     if isinstance(roots, str) and roots.lstrip().startswith("["):
@@ -68,18 +70,35 @@ class Settings(BaseSettings):
     mask_budget_bytes: PositiveInt = Field(
         default=256 * 1024 * 1024, description="Bytes of rows x heads x length x length that a batch's mask could take."
     )
+    batch_timeout_s: PositiveFloat = Field(
+        default=600, description="Seconds that reading a window or scoring a batch may take; then its process is ended."
+    )
     lease_s: PositiveFloat = Field(default=120, description="Seconds after which a silent worker's shard is another's.")
-    max_attempts: PositiveInt = Field(default=3, description="Failed attempts after which a shard is set aside.")
+    max_attempts: PositiveInt = Field(
+        default=3, description="Attempts without an answer in between that may fail, of a shard; and deaths of a row."
+    )
     sweep_s: PositiveFloat = Field(
         default=10, description="Seconds between searches for ended leases and lost messages."
     )
     resend_s: PositiveFloat = Field(
         default=60, description="Seconds after which an unclaimed shard's message may be lost."
     )
+    database_retry_s: PositiveFloat = Field(
+        default=300,
+        description="Seconds for which a worker tries again what the database refuses or loses.",
+    )
     visibility_timeout_s: PositiveInt = Field(
         default=3600, description="Seconds after which Redis delivers an unacknowledged message again."
     )
     boot_timeout_s: PositiveFloat = Field(default=1800, description="Seconds that loading and warming up may take.")
+    poll_timeout_s: PositiveFloat = Field(
+        default=120,
+        description="Seconds without an answer from the broker after which an idle worker ends, to be started again.",
+    )
+    max_rss_bytes: PositiveInt | None = Field(
+        default=None,
+        description="Memory past which a scoring process gives its shard back and starts anew; killed at 1.5 times it.",
+    )
     log_level: str = Field(default="INFO", description="Level of the workers' log: DEBUG, INFO, WARNING or ERROR.")
 
     @property
@@ -138,7 +157,9 @@ def environment_of(settings: Settings) -> dict[str, str]:
 def without_password(url: str) -> str:
     """A URL as a person, a log or the database may see it."""
     parts = urlsplit(url)
+    query = _SECRET_OPTION.sub(r"\1=***", parts.query)
     if parts.password is None:
-        return url
+        return url if query == parts.query else urlunsplit(parts._replace(query=query))
     user_and_host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{user_and_host[0].split(':')[0]}:***@{user_and_host[2]}"))
+    netloc = f"{user_and_host[0].split(':')[0]}:***@{user_and_host[2]}"
+    return urlunsplit(parts._replace(netloc=netloc, query=query))

@@ -1,8 +1,11 @@
 """From a call to a queued job: everything is checked first, so that what is refused leaves nothing behind."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import sqlalchemy as sa
 from pydantic import ValidationError
@@ -64,13 +67,17 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
         raise SettingsError(f"priority {options.priority} is not between 0 (nightly) and {MAX_PRIORITY} (urgent)")
     if (made := _made_before(db, options.idempotency_key, spec)) is not None:
         return made
+    # Every job has a key: one that was made, though nobody heard so, can be told from one that was not.
+    options = replace(options, idempotency_key=options.idempotency_key or f"submit-{uuid4()}")
     plans = plan_shards(spec, settings.rows_per_shard, settings.input_roots)
     check_broker(settings)
     try:
         job_id = lifecycle.create_job(db, spec, options, plans)
-    except sa.exc.IntegrityError:  # another caller used the key meanwhile
+    except sa.exc.IntegrityError:  # another caller used the key meanwhile, or the reply to our own COMMIT was lost
         if (made := _made_before(db, options.idempotency_key, spec)) is None:
             raise
+        with suppress(BrokerError):  # queued it is; a sweep will send what this could not
+            send_job(db, settings, made)
         return made
     try:
         send_job(db, settings, job_id)

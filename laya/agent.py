@@ -20,7 +20,7 @@ from laya.decode import Answers, Logits, decode
 from laya.errors import BackendError, QuestionError, StateError
 from laya.location import find_checkpoint
 from laya.operations import choose_operations
-from laya.packing import Batch, PackingLimits, default_limits, in_batches_of, pack, warmup_shapes
+from laya.packing import Batch, PackingLimits, default_limits, in_batches_of, pack, split_batch, warmup_shapes
 from laya.precision import choose_device, choose_dtype
 from laya.questions import check_questions
 from laya.replies import render_replies
@@ -140,6 +140,10 @@ class Agent:
             waiting = batch, launched
         if waiting is not None:
             yield waiting[0], waiting[1].result()
+
+    def halve(self, encoded: EncodedSequences, batch: Batch) -> tuple[Batch, Batch]:
+        """A batch of two sequences or more as two."""
+        return split_batch(batch, encoded.lengths, self._runner.shapes)
 
     def decode(self, prepared: PreparedQuestions, encoded: EncodedSequences, batch: Batch, logits: Logits) -> Answers:
         """The answers of one batch at full precision."""

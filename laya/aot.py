@@ -70,8 +70,8 @@ def write_artifact(model: DecisionModel, operations: Operations, description: Ma
     """Compile the model for the device it is on, which takes minutes, and write the artifact at once."""
     device = next(model.parameters()).device
     ahead = AheadOfTimeModel(model, operations)
-    arguments = step_arguments(_example(model, device), 32)
-    sizes = tuple({axis: torch.export.Dim.DYNAMIC for axis in range(tensor.dim())} for tensor in arguments)
+    arguments = step_arguments(_example(device), 32)
+    sizes = tuple(dict.fromkeys(range(tensor.dim()), torch.export.Dim.DYNAMIC) for tensor in arguments)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished{SUFFIX}")
     with torch.no_grad():
@@ -88,7 +88,7 @@ def write_artifact(model: DecisionModel, operations: Operations, description: Ma
 
 
 def find_artifact(folders: Sequence[Path], wanted: Mapping[str, str]) -> Path:
-    """The first artifact that fits. Raises BackendUnavailableError when there is none, saying what was found instead."""
+    """The first artifact that fits. Raises BackendUnavailableError when none does, saying what was found instead."""
     refused = []
     for path in (path for folder in folders for path in sorted(folder.glob(f"*{SUFFIX}"))):
         reason = misfit(path, wanted)
@@ -108,7 +108,9 @@ def misfit(path: Path, wanted: Mapping[str, str]) -> str | None:
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         return f"{path}: expected an artifact of laya.export_aot: {error}"
     differences = [
-        f"{key} {wanted[key]} is wanted, it was made for {found.get(key)}" for key in KEYS if found.get(key) != wanted[key]
+        f"{key} {wanted[key]} is wanted, it was made for {found.get(key)}"
+        for key in KEYS
+        if found.get(key) != wanted[key]
     ]
     return f"{path}: {'; '.join(differences)}" if differences else None
 
@@ -123,10 +125,9 @@ def read_description(path: Path) -> dict[str, str]:
     raise ValueError("it has no description")
 
 
-def _example(model: DecisionModel, device: torch.device) -> Any:
+def _example(device: torch.device) -> Any:
     """Inputs whose sizes all differ, so that none is taken for another."""
     ids = torch.zeros((3, 24), dtype=torch.int64, device=device)
     markers = torch.zeros((3, 2), dtype=torch.int64, device=device)
     counts = torch.full((3,), 2, dtype=torch.int64, device=device)
     return widen(inputs_of_rows(ids, markers, counts, torch.zeros_like(counts)), 80, 5, 4)
-

@@ -44,7 +44,8 @@ class Attention(ABC):
 
     def mix(self, qkv: Tensor) -> Tensor:
         """A layer of the head, (T, 3, H, W) to (T, H W): every token asks all of its sequence."""
-        return self.within(*qkv.unbind(1), reach=None)
+        query, key, value = qkv.unbind(1)
+        return self.within(query, key, value, None)
 
     @abstractmethod
     def within(self, query: Tensor, key: Tensor, value: Tensor, reach: int | None) -> Tensor:
@@ -88,32 +89,36 @@ class PaddedAttention(Attention):
         return attend(query, self._pad(key), self._pad(value), self._masks.full)
 
     def _pad(self, x: Tensor) -> Tensor:
-        return x.unflatten(0, self._shape) if self._index is None else x[self._index]
+        return x.view(*self._shape, *x.shape[1:]) if self._index is None else x[self._index]
 
 
 class PackedAttention(Attention):
-    """Flash attention over sequences as they lie: no padding, no mask, whole blocks out of reach skipped. CUDA, half."""
+    """Flash attention over sequences as they lie: no padding, no mask, blocks out of reach skipped. CUDA, half."""
 
     def __init__(self, inputs: ModelInputs, spec: AttentionSpec) -> None:
         super().__init__(inputs, spec)
         self._offsets, self._longest = inputs.offsets, inputs.longest
 
     def within(self, query: Tensor, key: Tensor, value: Tensor, reach: int | None) -> Tensor:
-        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - registers its operator when imported
-
         window = (-1, -1) if reach is None else (reach, reach)
         spans = (self._offsets, self._offsets, self._longest, self._longest)
-        out: Tensor = varlen_attn(query, key, value, *spans, window_size=window)
-        return out.flatten(1)
+        return flash(query, key, value, spans, window).flatten(1)
 
     def at(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
-
         sequences, asked = query.shape[:2]
         asking = torch.arange(sequences + 1, device=query.device, dtype=torch.int32) * asked
         spans = (asking, self._offsets, asked, self._longest)
-        out: Tensor = varlen_attn(query.flatten(0, 1), key, value, *spans)
-        return out.view(sequences, asked, -1)
+        return flash(query.flatten(0, 1), key, value, spans, (-1, -1)).view(sequences, asked, -1)
+
+
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, spans: tuple[Tensor, Tensor, int, int], window: tuple[int, int]
+) -> Tensor:
+    """PyTorch's variable-length attention; `spans` are the offsets and the longest of the queries and the keys."""
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - registers its operator when imported
+
+    out: Tensor = varlen_attn(query, key, value, *spans, window_size=window)  # type: ignore[assignment]
+    return out
 
 
 class Masks(NamedTuple):

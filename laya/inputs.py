@@ -66,7 +66,7 @@ def widen(inputs: ModelInputs, tokens: int, sequences: int, markers: int) -> Mod
 
 
 def inputs_of_rows(input_ids: Tensor, marker_pos: Tensor, marker_counts: Tensor, qtype: Tensor) -> ModelInputs:
-    """Rows of one length as inputs: input_ids (n, L), marker_pos (n, k) int64 places within a row; the rest as above."""
+    """Rows of one length as inputs: input_ids (n, L), marker_pos (n, k) int64 places in a row; the rest as above."""
     rows, length = input_ids.shape
     device = input_ids.device
     start = torch.arange(rows + 1, device=device) * length

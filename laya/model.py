@@ -8,7 +8,7 @@ attention. Dtypes are explicit, without autocast: the parameters that `in_comput
 own matrix product, and all else, the residual stream above all, stays float32.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ class EncoderAttention(nn.Module):
         self.Wo = Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
 
     def forward(self, x: Tensor, attention: Attention, full: bool) -> Tensor:
-        qkv = self.Wqkv(x).unflatten(-1, (3, self.heads, -1))
+        qkv = self.Wqkv(x).view(*x.shape[:-1], 3, self.heads, -1)
         out: Tensor = self.Wo(attention.encode(qkv, full))
         return out
 
@@ -107,8 +107,8 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.full = config.full_layers[index]
-        # The embeddings are normalised already, so the first layer has no norm and the checkpoint no key for one.
-        self.attn_norm = nn.Identity() if index == 0 else norm(config)
+        if index > 0:  # the embeddings are normalised already, and the checkpoint has no key for another norm
+            self.attn_norm = norm(config)
         self.attn = EncoderAttention(config)
         self.mlp_norm = norm(config)
         self.mlp = GatedMLP(config)
@@ -132,10 +132,15 @@ class Embeddings(nn.Module):
 class Encoder(nn.Module):
     """ModernBERT: (T) token ids to (T, d) float32, after the final norm."""
 
+    layers: Sequence[EncoderLayer]
+    full_table: Tensor
+    sliding_table: Tensor
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(len(config.full_layers)))
+        layers = nn.ModuleList(EncoderLayer(config, index) for index in range(len(config.full_layers)))
+        self.layers = layers  # type: ignore[assignment]  # a ModuleList does not say of what
         self.final_norm = norm(config)
         width = config.hidden_size // config.heads
         for kind, theta in (("full", config.full_theta), ("sliding", config.sliding_theta)):
@@ -144,15 +149,18 @@ class Encoder(nn.Module):
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype of the matrix products and of the masks."""
-        return next(self.layers.parameters()).dtype  # layer 0 has no norm before its first product
+        return self.layers[0].attn.Wqkv.weight.dtype
 
     def forward(self, input_ids: Tensor, attention: Attention, operations: Operations) -> Tensor:
-        hidden = self.embeddings(input_ids)
-        dtype, normed = self.compute_dtype, hidden
+        dtype = self.compute_dtype
+        hidden: Tensor = self.embeddings(input_ids)
+        normed = hidden
         # A residual is added where the next norm reads it, so each layer ends with the norm of the one after it.
         norms = [*(layer.attn_norm for layer in self.layers[1:]), self.final_norm]
         for layer, next_norm in zip(self.layers, norms, strict=True):
-            hidden, normed = operations.add_norm(hidden, layer.attn(normed, attention, layer.full), layer.mlp_norm, dtype)
+            hidden, normed = operations.add_norm(
+                hidden, layer.attn(normed, attention, layer.full), layer.mlp_norm, dtype
+            )
             last = next_norm is self.final_norm
             update = layer.mlp(normed, operations)
             hidden, normed = operations.add_norm(hidden, update, next_norm, torch.float32 if last else dtype)
@@ -172,7 +180,9 @@ class HeadAttention(nn.Module):
 
     def forward(self, x: Tensor, attention: Attention, at: Tensor | None) -> Tensor:
         if at is None:
-            mixed = attention.mix(F.linear(x, self.in_proj_weight, self.in_proj_bias).unflatten(-1, (3, self.heads, -1)))
+            mixed = attention.mix(
+                F.linear(x, self.in_proj_weight, self.in_proj_bias).view(*x.shape[:-1], 3, self.heads, -1)
+            )
         else:
             width = x.shape[-1]
             query = F.linear(x[at], self.in_proj_weight[:width], self.in_proj_bias[:width])
@@ -202,9 +212,12 @@ class HeadLayer(nn.Module):
 class Head(nn.Module):
     """The decision layers, without a final norm: (T, d) float32 to (n, q, d) at the places `at` (n, q)."""
 
+    layers: Sequence[HeadLayer]
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(HeadLayer(config) for _ in range(config.head_layers))
+        layers = nn.ModuleList(HeadLayer(config) for _ in range(config.head_layers))
+        self.layers = layers  # type: ignore[assignment]  # a ModuleList does not say of what
 
     def forward(self, hidden: Tensor, at: Tensor, attention: Attention, operations: Operations) -> Tensor:
         if not self.layers:

@@ -22,12 +22,11 @@ class Operations:
 
     def gated(self, x: Tensor, projection: nn.Linear) -> Tensor:
         """GeGLU (Shazeer 2020, arXiv:2002.05202): the projection's first half, through exact GELU, times its second."""
-        value, gate = projection(x).chunk(2, dim=-1)
+        projected: Tensor = projection(x)
+        value, gate = projected.chunk(2, dim=-1)
         return F.gelu(value) * gate
 
-    def add_norm(
-        self, hidden: Tensor, update: Tensor, norm: nn.Module, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+    def add_norm(self, hidden: Tensor, update: Tensor, norm: nn.LayerNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """hidden + update in float32, and its norm as `dtype`."""
         hidden = hidden + update
         return hidden, norm(hidden).to(dtype)

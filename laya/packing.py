@@ -28,8 +28,9 @@ Ints = NDArray[np.int64]
 class PackingLimits:
     """What a batch may not exceed, unless it is a single sequence that does so alone.
 
-    max_tokens: tokens, with the padding where the backend pads. mask_budget_bytes: sequences x heads x L x L x bytes of an attention mask that a backend
-    makes dense. max_sequences: None for no limit. sort_by_length: False keeps the order of the sequences.
+    max_tokens: tokens, with the padding where the backend pads. mask_budget_bytes: sequences x heads x L x L x bytes
+    of an attention mask that a backend makes dense. max_sequences: None for no limit. sort_by_length: False keeps the
+    order of the sequences.
     """
 
     max_tokens: int = 32_768
@@ -167,7 +168,7 @@ class GraphShape:
 
 
 def graph_shape(tokens: int, sequences: int, markers: int) -> GraphShape | None:
-    """The smallest shape that holds the batch and one sequence of filling more; None for a batch that needs no graph."""
+    """The smallest shape that holds the batch and a sequence of filling; None for a batch that needs no graph."""
     for most in GRAPH_TOKENS:
         shape = GraphShape(most, most // GRAPH_TOKENS_PER_SEQUENCE)
         if tokens <= shape.tokens and sequences < shape.sequences and markers <= shape.markers:

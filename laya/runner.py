@@ -171,6 +171,6 @@ def run(backend: Backend, inputs: ModelInputs) -> Launched:
     host = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in (logits, act)]
     for there, here in zip((logits, act), host, strict=True):
         here.copy_(there, non_blocking=True)
-    copied = torch.cuda.Event()
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record(torch.cuda.current_stream(logits.device))
     return Launched(Logits(host[0].numpy(), host[1].numpy()), copied)

@@ -1,6 +1,6 @@
 """Jobs and shards: what was asked for, and the states it passes through. Owns no SQL."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints
 
 NonEmptyText = Annotated[str, StringConstraints(min_length=1)]
-BackendName = Literal["auto", "eager", "compile", "tilelang", "onnx"]
+BackendName = Literal["auto", "eager", "compile", "tilelang", "aot", "onnx"]
 
 ROUTER = "router"  # a job's checkpoint when each row goes to one of `ROUTED_TO` by its language
 ROUTED_TO = ("english", "multilingual")
@@ -137,6 +137,25 @@ class ShardPlan:
     rows: int
     first_row_number: int  # 0-based within the job
 
+    def part(self, first_row: int, rows: int) -> "ShardPlan":
+        """Some consecutive rows of the shard; `first_row` is a row number within the job."""
+        skipped = first_row - self.first_row_number
+        return replace(self, row_offset=self.row_offset + skipped, rows=rows, first_row_number=first_row)
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Consecutive rows of a shard, some of which may have killed the process that scored them."""
+
+    first_row: int  # row numbers within the job
+    last_row: int
+    deaths: int  # of processes that were scoring just these rows
+    reason: str  # how the last of them died
+
+    @property
+    def rows(self) -> int:
+        return self.last_row - self.first_row + 1
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -148,3 +167,7 @@ class Claim:
     priority: int
     spec: JobSpec
     plan: ShardPlan
+    suspects: Suspects | None = None  # None: no process has died with this shard in hand
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} shard {self.shard_id} attempt {self.attempt}"

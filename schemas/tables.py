@@ -75,7 +75,14 @@ shards = Table(
     Column("first_row_number", sa.BigInteger, nullable=False),  # 0-based within the job
     Column("status", Text, nullable=False),
     Column("attempt", sa.Integer, nullable=False, default=0),  # rises with each claim; every write checks it
-    Column("failures", sa.Integer, nullable=False, default=0),  # attempts that ended in an error or a lost lease
+    Column("failures", sa.Integer, nullable=False, default=0),  # attempts that ended in an error, since the last answer
+    # Processes that died with it in hand since the last answer; and, once one has, the rows that may have been why,
+    # the last attempt that scored just these, and how many processes died of that.
+    Column("deaths", sa.Integer, nullable=False, default=0),
+    Column("suspect_first_row", sa.BigInteger),
+    Column("suspect_last_row", sa.BigInteger),
+    Column("suspect_attempt", sa.Integer),
+    Column("suspect_deaths", sa.Integer, nullable=False, default=0),
     Column("lease_owner", Text),
     Column("lease_expires_at", UtcTime),
     Column("sent_at", UtcTime, nullable=False),  # when its message last went to the queue
@@ -114,6 +121,7 @@ workers = Table(
     Column("dtype", Text),
     Column("warmup_s", sa.Float),
     Column("versions", sa.JSON),
+    Column("refused_messages", sa.Integer, nullable=False, default=0),  # pickled, garbled, or naming more than a shard
     Column("error", Text),
     Column("started_at", UtcTime, nullable=False),
     Column("heartbeat_at", UtcTime, nullable=False),
@@ -132,10 +140,12 @@ batches = Table(
     Column("fallback_reason", Text),  # why it is not the one that the job asked for
     Column("device", Text, nullable=False),
     Column("dtype", Text, nullable=False),
-    Column("bucket_length", sa.Integer, nullable=False),  # tokens each sequence was padded to
+    Column("bucket_length", sa.Integer, nullable=False),  # tokens; none of its sequences is longer
     Column("sequences", sa.Integer, nullable=False),  # (row, question) pairs
     Column("tokens", sa.Integer, nullable=False),  # real tokens
-    Column("padded_tokens", sa.Integer, nullable=False),  # sequences x bucket_length
+    Column("padded_tokens", sa.Integer, nullable=False),  # computed: sequences x bucket_length where a backend pads
+    Column("memory_splits", sa.Integer, nullable=False, server_default="0"),  # times run as two halves, out of memory
+    Column("cpu_sequences", sa.Integer, nullable=False, server_default="0"),  # run on the CPU, out of memory
     Column("read_ms", sa.Float, nullable=False),
     Column("tokenise_ms", sa.Float, nullable=False),
     Column("forward_ms", sa.Float, nullable=False),

@@ -57,6 +57,15 @@ def postgres_admin() -> Iterator[sa.Engine]:
     engine.dispose()
 
 
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint small enough that a worker boots in seconds."""
+    from tests.checkpoints import CheckpointSpec, make_checkpoint  # noqa: PLC0415 - torch is slow to import
+
+    spec = CheckpointSpec(max_len=96, encoder={"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2})
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", spec)
+
+
 @contextmanager
 def empty_database(admin: sa.Engine) -> Iterator[str]:
     """The URL of a new PostgreSQL database that is dropped at the end of the block."""

@@ -23,14 +23,15 @@ from jobs.queue import check_broker, configure_app
 from jobs.settings import Settings, environment_of, load_settings
 from jobs.store import workers
 from jobs.store.database import Database
+from worker.boot import Exit
 from worker.celery_worker import configure_logging, stop_with_parent
 from worker.devices import list_devices, pin_environment
 from worker.sweep import sweep
+from worker.watch import DRAIN_TIMEOUT_S
 
 log = logging.getLogger("worker")
 
 TICK_S = 0.2
-DRAIN_TIMEOUT_S = 110.0  # for the batch in work; below the two minutes that the compose file gives
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 60.0
 HEALTHY_AFTER_S = 120.0  # a worker that lived so long starts again with the first back-off
 
@@ -53,14 +54,16 @@ class DeviceWorker:
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
         self.started_at = time.monotonic()
 
-    def plan_restart(self) -> None:
-        """Wait longer after each start that soon failed."""
+    def plan_restart(self) -> float:
+        """Wait longer after each start that soon failed; returns the seconds to wait now."""
         now = time.monotonic()
         if now - self.started_at > HEALTHY_AFTER_S:
             self.backoff_s = FIRST_BACKOFF_S
-        self.start_not_before = now + self.backoff_s
-        self.backoff_s = min(self.backoff_s * 2, LAST_BACKOFF_S)
+        wait_s = self.backoff_s
+        self.start_not_before = now + wait_s
+        self.backoff_s = min(wait_s * 2, LAST_BACKOFF_S)
         self.process = None
+        return wait_s
 
 
 class Supervisor:
@@ -72,6 +75,7 @@ class Supervisor:
         self.restart = restart
         self.only_job = only_job
         self.stopping = threading.Event()
+        self.database_was_away = False
         host = socket.gethostname()
         # A name that no other worker ever has: at boot, a worker frees what its predecessor of the same name held.
         token = secrets.token_hex(3)
@@ -88,8 +92,7 @@ class Supervisor:
                 exit_code = max(codes)
                 break
             if time.monotonic() >= next_sweep:
-                self._sweep()
-                next_sweep = time.monotonic() + self.settings.sweep_s
+                next_sweep = time.monotonic() + self._sweep()
         self._stop_workers()
         return exit_code
 
@@ -108,18 +111,37 @@ class Supervisor:
             return 0
         if (code := worker.process.poll()) is None:
             return 0
-        self._record_end(worker.name)
-        worker.plan_restart()
-        log.error(
-            "the worker on %s ended with code %d; next start in %.0f s", worker.device, code, worker.backoff_s / 2
-        )
+        _kill_group(worker.process)  # a child that outlived its parent would keep the device's memory
+        reason = self._describe(code)
+        self._record_end(worker.name, reason)
+        wait_s = worker.plan_restart()
+        log.error("the worker on %s ended with code %d: %s; next start in %.0f s", worker.device, code, reason, wait_s)
         return abs(code) or 1
 
-    def _sweep(self) -> None:
+    def _describe(self, code: int) -> str:
+        """Why a worker ended that was not told to."""
+        settings = self.settings
+        reasons: dict[int, str] = {
+            Exit.DRAINED: "Celery ended by itself; the log says why",
+            Exit.BOOT_FAILED: "its process ended while it booted",
+            Exit.BOOT_TIMED_OUT: f"it was not warm after {settings.boot_timeout_s:g} s (boot_timeout_s)",
+            Exit.BROKER_SILENT: f"the broker did not answer for {settings.poll_timeout_s:g} s (poll_timeout_s)",
+            Exit.TOO_MUCH_MEMORY: f"it had more than {settings.max_rss_bytes} bytes in memory (max_rss_bytes)",
+        }
+        return reasons.get(code, f"it was killed by signal {-code}" if code < 0 else f"it ended with code {code}")
+
+    def _sweep(self) -> float:
+        """Find lost shards; returns the seconds to wait before the next time."""
         try:
+            if self.database_was_away:
+                self.db.check_schema()
+                self.database_was_away = False
+                return self.settings.lease_s  # in which every worker that lives prolongs its lease
             sweep(self.db, self.settings, self.only_job)
         except LayaBatchError as error:
+            self.database_was_away |= isinstance(error, DatabaseError)
             log.warning("sweep: %s", error)
+        return self.settings.sweep_s
 
     def _stop_workers(self) -> None:
         running = {worker.name: worker.process for worker in self.workers if worker.process is not None}
@@ -133,16 +155,21 @@ class Supervisor:
             log.warning("killing what did not drain in %.0f s; its lease brings the shard back", DRAIN_TIMEOUT_S)
             self._kill_workers()
         for name in running:
-            self._record_end(name)
+            self._record_end(name, None)
 
-    def _record_end(self, name: str) -> None:
-        with suppress(DatabaseError):  # the record is for people; it may be late
-            workers.mark_stopped(self.db, name)
+    def _record_end(self, name: str, reason: str | None) -> None:
+        with suppress(DatabaseError):  # the record is for people; it may be missing
+            workers.mark_ended(self.db, name, reason)
 
     def _kill_workers(self) -> None:
         for worker in self.workers:
             if worker.process is not None and worker.process.poll() is None:
-                os.killpg(worker.process.pid, signal.SIGKILL)
+                _kill_group(worker.process)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _short(device: str) -> str:

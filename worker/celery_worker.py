@@ -9,78 +9,35 @@ import os
 import signal
 import sys
 import threading
-import time
-from contextlib import suppress
 from typing import Any
 
-from celery import Celery, bootsteps, signals
+from celery import Celery, signals
 
 from jobs.queue import configure_app
 from jobs.settings import Settings, load_settings
-from worker.flag import Flag
+from worker.boot import boot_child
+from worker.refusals import count_refusals
 from worker.tasks import ScoreShard
-
-log = logging.getLogger(__name__)
-
-EXIT_BOOT_FAILED = 3
-BOOT_POLL_S = 0.1
+from worker.vitals import Vitals
+from worker.watch import Watch, steps_of
 
 
-class Boot:
-    """How far the child is."""
-
-    def __init__(self) -> None:
-        self.warm = Flag()
-        self.failed = Flag()
-        self.draining = Flag()
-
-
-class AwaitWarmChild(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """Holds the worker's start between its pool and its consumer until the child is warm."""
-
-    requires = ("celery.worker.components:Pool",)
-    boot: Boot
-    timeout_s: float
-
-    def start(self, parent: Any) -> None:
-        deadline = time.monotonic() + self.timeout_s
-        while not self.boot.warm.is_set():
-            if self.boot.draining.is_set():
-                _end_now(parent, 0)
-            if self.boot.failed.is_set() or time.monotonic() > deadline or not _child_lives(parent):
-                _end_now(parent, EXIT_BOOT_FAILED)
-            time.sleep(BOOT_POLL_S)
-        # Celery replaces a child that dies, and would let it work though it failed to boot.
-        threading.Thread(target=self.watch_successors, args=(parent,), name="boot", daemon=True).start()
-
-    def watch_successors(self, parent: Any) -> None:
-        """End the worker when a later child cannot boot: the supervisor starts it again, waiting longer each time."""
-        while not self.boot.failed.is_set():
-            time.sleep(BOOT_POLL_S)
-        _end_now(parent, EXIT_BOOT_FAILED)
-
-
-def build_app(settings: Settings, device: str, name: str) -> Celery:
-    """The queue's app with the task, and with the steps that boot and drain its child."""
-    app, boot = configure_app(settings), Boot()
+def build_app(settings: Settings, device: str, name: str, watch: Watch) -> Celery:
+    """The queue's app with the task, and with the steps that boot, watch and drain its child."""
+    app, vitals = configure_app(settings), watch.vitals
     app.register_task(ScoreShard())
-    step = type("AwaitThisChild", (AwaitWarmChild,), {"boot": boot, "timeout_s": settings.boot_timeout_s})
-    app.steps["worker"].add(step)
+    await_warm_child, note_polls = steps_of(watch)
+    app.steps["worker"].add(await_warm_child)
+    app.steps["consumer"].add(note_polls)
+    app.conf.worker_consumer = count_refusals(vitals)
 
-    def boot_child(**_: Any) -> None:
-        from worker.session import boot_session  # noqa: PLC0415 - the parent never loads the engine
-
-        booted = False
-        try:
-            ScoreShard.session = boot_session(settings, name, device, boot.draining)
-            booted = True
-        finally:
-            (boot.warm if booted else boot.failed).set()
+    def boot_session(**_: Any) -> None:
+        ScoreShard.session = boot_child(settings, name, device, vitals)
 
     def drain(**_: Any) -> None:
-        boot.draining.set()
+        vitals.draining.set()
 
-    signals.worker_process_init.connect(boot_child, weak=False)
+    signals.worker_process_init.connect(boot_session, weak=False)
     signals.worker_shutting_down.connect(drain, weak=False)
     return app
 
@@ -101,33 +58,21 @@ def configure_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s")
 
 
-def _child_lives(parent: Any) -> bool:
-    return any(process.is_alive() for process in parent.pool._pool._pool)
-
-
-def _end_now(parent: Any, code: int) -> None:
-    """End parent and child without taking another message, as Celery's own way out would."""
-    if code == EXIT_BOOT_FAILED:
-        log.error("the worker could not boot; `laya-batch workers` and the lines above say why")
-    for process in list(parent.pool._pool._pool):
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-    os._exit(code)
-
-
 def main() -> None:
     """Run the worker until it is told to stop."""
     device, name = sys.argv[1:]
     settings = load_settings()
     configure_logging(settings.log_level)
     stop_with_parent()
-    app = build_app(settings, device, name)
+    watch = Watch(settings, Vitals())
+    app = build_app(settings, device, name, watch)
     app.worker_main(
         [
             *("worker", "--pool=prefork", "--concurrency=1", f"--hostname={name}", f"--loglevel={settings.log_level}"),
             *("--without-gossip", "--without-mingle", "--queues", settings.queue),
         ]
     )
+    sys.exit(watch.exit_code)
 
 
 if __name__ == "__main__":

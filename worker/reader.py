@@ -16,8 +16,13 @@ import pyarrow.parquet as pq
 from jobs.errors import InputError, UnreadableInputError
 from jobs.planning import check_root, identify, open_input
 from jobs.store.leases import RowError
-from schemas.job import Claim
+from schemas.job import Claim, JobSpec
 from schemas.question import WHOLE_ROW
+
+READ_ROWS = 16  # decoded at once: a file of a kilobyte may hold rows of a hundred megabytes, and few are enough
+WINDOW_BYTES = 32 * 2**20  # a window that holds more takes no further rows; three windows are in memory at once
+MAX_ROW_BYTES = 40_000_000  # the most that the engine's limit of ten million characters may take in UTF-8
+MAX_ID_BYTES = 10_000
 
 State = str | dict[str, Any] | list[Any]
 
@@ -40,27 +45,54 @@ class Window:
     errors: list[RowError]
     languages: list[str | None]  # as the job's language column has them
 
+    def __len__(self) -> int:
+        return len(self.row_numbers) + len(self.errors)
+
 
 def read_windows(claim: Claim, roots: list[str], rows_per_window: int) -> Iterator[Window]:
-    """Read a shard's rows, some at a time.
+    """Read a shard's rows, some at a time: at most `rows_per_window`, and fewer of large ones.
 
     Raises:
         InputError: the file is gone, has changed since the job was submitted, or lies outside the roots.
     """
-    spec, plan = claim.spec, claim.plan
+    spec, window, held_bytes = claim.spec, Window([], [], [], [], []), 0
+    columns = list(dict.fromkeys(c for c in (*spec.state, spec.row_id, spec.language_column) if c is not None))
+    for first_row_number, rows in _read_rows(claim, roots, columns, min(READ_ROWS, rows_per_window)):
+        if held_bytes > WINDOW_BYTES or len(window) + rows.num_rows > rows_per_window:
+            yield window
+            window, held_bytes = Window([], [], [], [], []), 0
+        _add_rows(window, spec, rows, first_row_number)
+        held_bytes += rows.nbytes
+    if len(window):
+        yield window
+
+
+def read_row_id(claim: Claim, roots: list[str]) -> str | None:
+    """The caller's id of the claim's first row; its state, which may be what kills, is not read."""
+    if claim.spec.row_id is None:
+        return None
+    for _, rows in _read_rows(claim, roots, [claim.spec.row_id], 1):
+        return _id_text(_values(rows.column(0))[0])
+    return None
+
+
+def _read_rows(
+    claim: Claim, roots: list[str], columns: list[str], rows_at_once: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The shard's rows with the number of the first, in small batches: a small file may hold immense rows."""
+    plan = claim.plan
     check_root(plan.file, roots)
     _check_unchanged(claim)
     filesystem, path = open_input(plan.file)
-    columns = list(dict.fromkeys(c for c in (*spec.state, spec.row_id, spec.language_column) if c is not None))
     skip, left, row_number = plan.row_offset, plan.rows, plan.first_row_number
     try:
         with filesystem.open_input_file(path) as source, pq.ParquetFile(source, pre_buffer=True) as file:
-            batches = file.iter_batches(rows_per_window, row_groups=plan.row_groups, columns=columns, use_threads=False)
+            batches = file.iter_batches(rows_at_once, row_groups=plan.row_groups, columns=columns, use_threads=False)
             for batch in batches:
                 rows = batch.slice(skip, left)
                 skip = max(0, skip - batch.num_rows)
                 if rows.num_rows:
-                    yield _read_window(claim, rows, row_number)
+                    yield row_number, rows
                 row_number += rows.num_rows
                 left -= rows.num_rows
                 if left == 0:
@@ -81,13 +113,18 @@ def _check_unchanged(claim: Claim) -> None:
         )
 
 
-def _read_window(claim: Claim, rows: pa.RecordBatch, first_row_number: int) -> Window:
-    spec = claim.spec
+def _add_rows(window: Window, spec: JobSpec, rows: pa.RecordBatch, first_row_number: int) -> None:
+    if rows.nbytes > MAX_ROW_BYTES:
+        if rows.num_rows > 1:
+            for position in range(rows.num_rows):
+                _add_rows(window, spec, rows.slice(position, 1), first_row_number + position)
+        else:
+            window.errors.append(_too_large(spec, rows, first_row_number))
+        return
     ids = [None] * rows.num_rows if spec.row_id is None else _values(rows.column(spec.row_id))
     given = [None] * rows.num_rows
     languages = given if spec.language_column is None else _values(rows.column(spec.language_column))
     values = [_values(rows.column(column)) for column in spec.state]
-    window = Window([], [], [], [], [])
     for position, parts in enumerate(zip(*values, strict=True)):
         row_number, row_id = first_row_number + position, _id_text(ids[position])
         try:
@@ -99,7 +136,14 @@ def _read_window(claim: Claim, rows: pa.RecordBatch, first_row_number: int) -> W
             window.row_ids.append(row_id)
             window.states.append(state)
             window.languages.append(language if isinstance(language := languages[position], str) else None)
-    return window
+
+
+def _too_large(spec: JobSpec, row: pa.RecordBatch, row_number: int) -> RowError:
+    """The error of a row of which no Python object shall be made."""
+    known = spec.row_id is not None and row.select([spec.row_id]).nbytes <= MAX_ID_BYTES
+    row_id = _id_text(_values(row.column(spec.row_id))[0]) if known else None
+    message = f"the row has {row.nbytes} bytes, more than the limit of {MAX_ROW_BYTES}"
+    return RowError(row_number, WHOLE_ROW, row_id, "too_large", message)
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -3,15 +3,13 @@
 Made in the child process, after the fork: the parent touches neither CUDA nor a tokenizer.
 """
 
-import os
 import platform
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,9 +22,12 @@ from jobs.submission import resolve_checkpoint
 from laya.packing import default_limits
 from laya.residents import Residents
 from schemas.job import ROUTED_TO, ROUTER, Claim
-from worker.flag import Flag
 from worker.sweep import send_again
 from worker.timing import Stopwatch
+from worker.vitals import Stage, Vitals
+
+if TYPE_CHECKING:
+    from worker.routing import Scorer
 
 HEARTBEATS_PER_LEASE = 4
 
@@ -43,8 +44,13 @@ class Session:
     db: Database
     owner: str  # the worker's name: a successor of the same name frees what this one held
     worker_id: int
-    draining: Flag
+    vitals: Vitals
     claim: Claim | None = None
+    refused_before: int = 0  # messages that the parent refused before this process began
+
+    def within(self, stage: Stage) -> AbstractContextManager[None]:
+        """The block must end in time, or the parent ends this process."""
+        return self.vitals.within(stage, self.settings.batch_timeout_s)
 
     def __post_init__(self) -> None:
         self.agents = Residents(self._load_agent)
@@ -99,42 +105,46 @@ class Session:
         while not pause.wait(self.settings.lease_s / HEARTBEATS_PER_LEASE):
             # What goes wrong here shows at the next write of the shard; the next beat may succeed.
             with suppress(LayaBatchError):
-                workers.beat(self.db, self.worker_id)
+                workers.beat(self.db, self.worker_id, self.vitals.refused - self.refused_before)
                 if (claim := self.claim) is not None:
                     with suppress(LeaseLostError):
                         leases.renew_lease(self.db, claim, self.settings.lease_s)
 
 
-def boot_session(settings: Settings, owner: str, device: str, draining: Flag) -> Session:
-    """Load and warm the settings' checkpoint, and record the worker. Raises what kept it from that, once recorded."""
-    db = Database(settings.resolved_database_url)
-    start = workers.WorkerStart(owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend)
-    worker_id = workers.start_worker(db, start)
-    session = Session(settings, db, owner, worker_id, draining)
+@dataclass(frozen=True)
+class Birth:
+    """What a scoring process is told of itself when it begins."""
+
+    owner: str
+    worker_id: int
+    how_the_last_died: str | None
+
+
+def boot_session(settings: Settings, db: Database, birth: Birth, vitals: Vitals) -> Session:
+    """Free what a predecessor held, load and warm the settings' checkpoint, and record that the worker is ready."""
+    session = Session(settings, db, birth.owner, birth.worker_id, vitals, refused_before=vitals.refused)
     watch = Stopwatch()
-    try:
-        send_again(settings, recovery.release_leases(db, owner, settings.max_attempts))
-        with watch.time("warmup"):
-            for checkpoint in ROUTED_TO if settings.checkpoint == ROUTER else [settings.checkpoint]:
-                agent = session.agent_for(resolve_checkpoint(checkpoint), settings.backend)
-    except Exception as error:
-        workers.mark_failed(db, worker_id, f"{type(error).__name__}: {error}")
-        raise
+    send_again(settings, recovery.release_leases(db, birth.owner, settings.max_attempts, birth.how_the_last_died))
+    vitals.death = None
+    with watch.time("warmup"):
+        for checkpoint in ROUTED_TO if settings.checkpoint == ROUTER else [settings.checkpoint]:
+            agent = session.agent_for(resolve_checkpoint(checkpoint), settings.backend)
     ready = workers.WorkerReady(
         agent.backend, agent.fallback_reason, _dtype_name(agent), watch.ms["warmup"] / 1000, _versions()
     )
-    workers.mark_ready(db, worker_id, ready)
+    workers.mark_ready(db, birth.worker_id, ready)
     threading.Thread(target=session.beat_for_ever, name="heartbeat", daemon=True).start()
     return session
 
 
 def describe_batch(
-    session: Session, checkpoint: str, agent: laya.Agent, batch: laya.Batch, stage_ms: dict[str, float]
+    session: Session, scorer: "Scorer", batch: laya.Batch, logits: laya.Logits, stage_ms: dict[str, float]
 ) -> leases.BatchRecord:
     """What the database keeps of a batch: what ran, on how much, and the milliseconds of each stage."""
+    agent = scorer.agent
     return leases.BatchRecord(
         worker_id=session.worker_id,
-        checkpoint=checkpoint,
+        checkpoint=scorer.checkpoint,
         backend=agent.backend,
         fallback_reason=agent.fallback_reason,
         device=_device_name(agent.device),
@@ -143,6 +153,8 @@ def describe_batch(
         sequences=len(batch),
         tokens=batch.tokens,
         padded_tokens=batch.padded_tokens,
+        memory_splits=logits.splits,
+        cpu_sequences=logits.on_cpu,
         **{f"{stage}_ms": stage_ms[stage] for stage in ("read", "tokenise", "forward", "decode")},
     )
 

@@ -1,6 +1,8 @@
 """The Celery task: a message in, a shard's outcome in the database. Thin: `worker.shard` does the work."""
 
 import logging
+import os
+import signal
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task
@@ -9,6 +11,7 @@ from pydantic import ValidationError
 from jobs.errors import DatabaseError, LeaseLostError
 from jobs.queue import SCORE_SHARD
 from jobs.store import leases
+from jobs.store.suspects import record_death
 from schemas.job import Claim
 from schemas.message import QueuedShard, ShardMessage
 from worker.sweep import send_again
@@ -31,6 +34,7 @@ class ScoreShard(Task):  # type: ignore[misc]  # Celery has no types
             doorbell = ShardMessage.model_validate(message)
         except ValidationError:
             log.warning("message dropped: it is not {job_id, shard_id}")
+            self.session.vitals.count_refused()
             return
         session = self.session
         claim = leases.claim_shard(session.db, doorbell, session.owner, session.settings.lease_s)
@@ -41,29 +45,36 @@ class ScoreShard(Task):  # type: ignore[misc]  # Celery has no types
             with session.holding(claim):
                 _score(session, claim)
         except (LeaseLostError, DatabaseError) as error:
-            log.warning("job %d shard %d: left to the next worker: %s", claim.job_id, claim.shard_id, error)
+            log.warning("%s: left to the next worker: %s", claim, error)
 
 
 def _score(session: "Session", claim: Claim) -> None:
     """Run the shard and record how it ended."""
-    from worker.shard import PERMANENT, DrainingError, JobStoppedError, run_shard  # noqa: PLC0415 - not in the parent
+    from worker.halving import DeviceLostError  # noqa: PLC0415 - not in the parent
+    from worker.shard import PERMANENT, DrainingError, JobStoppedError, run_shard  # noqa: PLC0415
 
-    where = f"job {claim.job_id} shard {claim.shard_id} attempt {claim.attempt}"
-    log.info("%s: %d rows of %s", where, claim.plan.rows, claim.plan.file)
+    log.info("%s: %d rows of %s", claim, claim.plan.rows, claim.plan.file)
     try:
         run_shard(session, claim)
         outcome = leases.finish_shard(session.db, claim)
-        log.info("%s: done%s", where, f"; the job {outcome}" if outcome else "")
+        log.info("%s: done%s", claim, f"; the job {outcome}" if outcome else "")
     except (LeaseLostError, DatabaseError):
         raise
     except JobStoppedError:
         leases.stop_shard(session.db, claim)
-        log.info("%s: stopped with its job", where)
+        log.info("%s: stopped with its job", claim)
     except DrainingError:
         leases.give_back(session.db, claim)
         send_again(session.settings, [QueuedShard(claim.job_id, claim.shard_id, claim.priority)])
-        log.info("%s: given back", where)
+        log.info("%s: given back", claim)
+    except DeviceLostError as error:
+        log.exception("%s: this process can score no more", claim)
+        reason = f"the worker process ended itself: {error}"
+        try:
+            send_again(session.settings, record_death(session.db, claim, reason, session.settings.max_attempts))
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)  # only a new process has a new device, and only if it boots
     except Exception as error:  # the task boundary: whatever an attempt dies of is counted on the shard
-        log.exception("%s: failed", where)
+        log.exception("%s: failed", claim)
         attempts = 1 if isinstance(error, PERMANENT) else session.settings.max_attempts
         leases.fail_shard(session.db, claim, f"{type(error).__name__}: {error}", attempts)

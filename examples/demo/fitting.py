@@ -81,16 +81,14 @@ def warm_embeddings(model: DecisionModel, pairs: Pairs, recipe: Recipe, draw: np
     plans = [plan_epoch([pairs], recipe, draw) for _ in range(recipe.word_epochs)]
     optimiser, schedule = make_optimiser(words, recipe.word_learning_rate, sum(map(len, plans)), recipe)
     questions = torch.from_numpy(np.asarray(pairs.encoded.question_index, dtype=np.int64))
+    counts = torch.from_numpy(np.diff(pairs.encoded.marker_offsets))
     spans = option_spans(pairs)
     for plan in plans:
         for _, index in plan:
-            inputs, in_state = pairs.batch(index)
-            width = int(in_state.sum(1).max())
-            order = in_state.int().argsort(dim=1, descending=True, stable=True)[:, :width]
-            ids, state = inputs.input_ids.gather(1, order), in_state.gather(1, order)
+            ids, state = pairs.state_tokens(index)
             logits = words(ids, state & (torch.rand(ids.shape) > 0.2), questions[index])
             targets = pairs.targets[index]
-            logits = logits.masked_fill(torch.arange(options) >= inputs.marker_counts[:, None], -1e4)
+            logits = logits.masked_fill(torch.arange(options) >= counts[index, None], -1e4)
             named = F.cross_entropy(words(*spans[:3]), spans[3])
             step(cross_entropy(logits, targets) + 0.2 * named, words, optimiser, schedule)
 
@@ -142,7 +140,7 @@ def fit(model: DecisionModel, wordings: list[Pairs], validation: Pairs, unknown_
                 inputs, in_state = pairs.batch(index)
                 dropped = in_state & (torch.rand(in_state.shape) < recipe.word_dropout)
                 inputs.input_ids[dropped] = unknown_id
-                targets = pairs.targets[index, : inputs.marker_pos.shape[1]]
+                targets = pairs.targets[index, : inputs.markers.shape[1]]
                 step(cross_entropy(model(inputs)[0], targets), model, optimiser, schedule)
                 progress.advance(task)
             scores = measure(validation, infer(model, validation)[0])

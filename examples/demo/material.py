@@ -17,7 +17,9 @@ import torch
 import yaml
 from scoring import LABEL_OF
 
-from laya.model import ModelInputs
+from laya.collation import collate
+from laya.inputs import ModelInputs
+from laya.packing import Batch
 
 HERE = Path(__file__).parent
 QTYPE = {"choice": 0, "score": 1, "noul": 2}
@@ -90,18 +92,24 @@ class Pairs:
         return lengths
 
     def batch(self, index: np.ndarray) -> tuple[ModelInputs, torch.Tensor]:
-        """The pairs at `index`, padded, and a mask (n, L) of the tokens that belong to the state."""
-        encoded, lengths = self.encoded, self.lengths[index]
-        counts = np.diff(encoded.marker_offsets)[index]
-        ids = fill(encoded.token_ids, encoded.offsets[index], lengths)
-        markers = fill(encoded.markers, encoded.marker_offsets[index], counts)
-        end = lengths - 1
-        start = end - (encoded.state_tokens - encoded.state_tokens_dropped)[index]
-        position = np.arange(ids.shape[1])
-        in_state = (position >= start[:, None]) & (position < end[:, None])
-        arrays = (ids, lengths, markers, counts, self.qtypes[index])
-        inputs = ModelInputs(*(torch.from_numpy(np.asarray(array, dtype=np.int64)) for array in arrays))
-        return inputs, torch.from_numpy(in_state)
+        """The pairs at `index`, and a mask (T) of the tokens that belong to a state."""
+        lengths = self.lengths[index]
+        tokens = int(lengths.sum())
+        inputs = collate(self.encoded, Batch(index, int(lengths.max()), tokens, tokens), torch.device("cpu"))
+        end = torch.from_numpy(lengths - 1)
+        start = end - torch.from_numpy(self._state_lengths(index))
+        in_state = (inputs.positions >= start[inputs.sequence]) & (inputs.positions < end[inputs.sequence])
+        return inputs, in_state
+
+    def state_tokens(self, index: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens (n, L) of the pairs' states alone, and a mask of those that are no padding."""
+        kept = self._state_lengths(index)
+        ids = fill(self.encoded.token_ids, self.encoded.offsets[index] + self.lengths[index] - 1 - kept, kept)
+        return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(np.arange(ids.shape[1]) < kept[:, None])
+
+    def _state_lengths(self, index: np.ndarray) -> np.ndarray:
+        kept: np.ndarray = (self.encoded.state_tokens - self.encoded.state_tokens_dropped)[index]
+        return kept
 
 
 def option_spans(pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,5 +1,6 @@
 """Connecting to the database, its clock, and its migrations. Owns no statement about jobs."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +15,23 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
-from jobs.errors import DatabaseError
+from jobs.errors import DatabaseAwayError, DatabaseBusyError, DatabaseError
+from jobs.settings import without_password
 from schemas.tables import UtcTime
 
 SQLITE_BUSY_TIMEOUT_S = 30  # how long a writer waits for another before it gives up
 CONNECT_TIMEOUT_S = 5
 SILENCE_S = 30
+SESSION_NAME_BYTES = 63
+# A worker that is frozen, or cut off, between two statements keeps its rows locked until the server ends its session.
+IDLE_IN_TRANSACTION_S = 10
+RETRY_S = 5.0  # for what waits in a person's sight; workers are more patient
+
+# SQLSTATE classes and codes of what passes: in conflict with another transaction, no resources (a full disk), cancelled
+# by an operator, a broken system, locked, and a server that has become a standby.
+_BUSY_SQLSTATES = ("40", "53", "57", "58", "55P03", "25006")
+_AWAY_SQLSTATES = ("57P0", "08", "25P03")  # the server is stopping, or ended this connection
+_BUSY_SQLITE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 NOT_A_URL = "LAYA_BATCH_DATABASE_URL is not a database URL; write postgresql://user:password@host/name or sqlite:////folder/file.db"
 
 
@@ -48,7 +60,16 @@ def _sqlite_clock(element: Any, compiler: Any, **kw: Any) -> str:
 class Database:
     """One database: transactions that write, transactions that only read, and the schema's version."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, retry_s: float = RETRY_S, owner: str | None = None) -> None:
+        """One database.
+
+        Args:
+            url: `postgresql://…` or `sqlite:///…`.
+            retry_s: for how long a call tries again what the database refuses for the moment.
+            owner: the worker that holds leases through it; PostgreSQL knows its sessions by this name.
+        """
+        self.retry_s = retry_s
+        self._owner = owner
         try:
             self.url = sa.make_url(url)
         except (sa.exc.ArgumentError, ValueError) as error:
@@ -61,6 +82,9 @@ class Database:
         if self.is_sqlite:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
             sa.event.listen(self._engine, "begin", _begin_sqlite)
+        else:
+            sa.event.listen(self._engine, "connect", _prepare_postgresql)
+            sa.event.listen(self._engine, "begin", _begin_postgresql)
         self._reading = self._engine.execution_options(laya_batch_reads=True)
 
     @property
@@ -70,7 +94,7 @@ class Database:
     @property
     def shown_url(self) -> str:
         """The URL as a person may see it: without its password."""
-        return self.url.render_as_string(hide_password=True)
+        return without_password(self.url.render_as_string(hide_password=True))
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
@@ -126,6 +150,7 @@ class Database:
             # A server that vanished without a word is noticed in half a minute, not in the kernel's quarter of an hour.
             "keepalives_idle": SILENCE_S,
             "tcp_user_timeout": SILENCE_S * 1000,
+            "application_name": session_name(self._owner or "laya-batch"),
         }
 
     @contextmanager
@@ -136,7 +161,27 @@ class Database:
             raise
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
-            raise DatabaseError(f"the database {self.shown_url} cannot be used: {reason}") from error
+            raise _kind_of(error)(f"the database {self.shown_url} cannot be used: {reason}") from error
+
+
+def session_name(owner: str) -> str:
+    """An owner's name as PostgreSQL keeps it with a session: ASCII, and not longer than its identifiers."""
+    return owner.encode("ascii", "replace")[:SESSION_NAME_BYTES].decode()
+
+
+def _kind_of(error: sa.exc.DBAPIError | sa.exc.TimeoutError) -> type[DatabaseError]:
+    """Whether what failed may succeed later, and whether it is sure to have been undone."""
+    if isinstance(error, sa.exc.TimeoutError):  # no connection was free
+        return DatabaseBusyError
+    if isinstance(error.orig, sqlite3.Error):
+        primary_code = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        return DatabaseBusyError if primary_code in _BUSY_SQLITE else DatabaseError
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    if sqlstate is None and isinstance(error, sa.exc.OperationalError):
+        return DatabaseAwayError
+    if error.connection_invalidated or str(sqlstate).startswith(_AWAY_SQLSTATES):
+        return DatabaseAwayError
+    return DatabaseBusyError if str(sqlstate).startswith(_BUSY_SQLSTATES) else DatabaseError
 
 
 # Changing to WAL takes a lock that SQLite does not wait for by itself, and two programs may open a new file at once.
@@ -156,6 +201,18 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     reads = connection.get_execution_options().get("laya_batch_reads", False)
     # A writer takes its lock at once: two that both read first and then write would deadlock.
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _prepare_postgresql(connection: Any, _record: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
+    connection.commit()
+
+
+def _begin_postgresql(connection: sa.Connection) -> None:
+    if connection.get_execution_options().get("laya_batch_reads", False):
+        # Who reads locks no row, and may take its time between two chunks of an export.
+        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
 
 
 def _head_revision() -> str | None:

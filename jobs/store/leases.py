@@ -10,21 +10,21 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from jobs.errors import JobNotFoundError, LeaseLostError
+from jobs.errors import JobNotFoundError
 from jobs.store.database import Database, seconds_from_now
+from jobs.store.fence import JOB_IS_OPEN, count_failure, hold, must_stop
 from jobs.store.lifecycle import cancel_waiting_shards, lock_job, settle_job, start_job
-from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, states_before
+from jobs.store.replay import replayed
+from jobs.store.traces import are_errors_saved, is_batch_saved
+from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, Suspects, states_before
 from schemas.message import ShardMessage
 from schemas.question import WHOLE_ROW
 from schemas.tables import batches, job_checkpoints, jobs, results, row_errors, shards
 
 _PLAN_COLUMNS = [shards.c[name] for name in ShardPlan.__dataclass_fields__]
-JOB_IS_OPEN = sa.exists().where(
-    jobs.c.id == shards.c.job_id,
-    jobs.c.status.in_([JobStatus.QUEUED, JobStatus.RUNNING]),
-    jobs.c.cancel_requested_at.is_(None),
-    jobs.c.error.is_(None),
-)
+_SUSPECT_COLUMNS = [
+    shards.c[name] for name in ("suspect_first_row", "suspect_last_row", "suspect_deaths", "last_error")
+]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class BatchRecord:
     tokenise_ms: float
     forward_ms: float
     decode_ms: float
+    memory_splits: int = 0  # times it was run as two halves, out of memory
+    cpu_sequences: int = 0  # of them, run on the CPU, out of memory
     checkpoint: str | None = None  # as the job names it; in a routed job, where its rows went
 
 
@@ -58,8 +60,12 @@ class RowError:
     message: str
 
 
+@replayed
 def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float) -> Claim | None:
-    """Take a waiting shard of an open job; None when there is nothing to take, as for a message that came twice."""
+    """Take a waiting shard of an open job; None when there is nothing to take, as for a message that came twice.
+
+    A shard that this owner holds is taken, too: a worker has one at a time, so this one has slipped out of its hands.
+    """
     job_id, shard_id = message.job_id, message.shard_id
     with db.write() as connection:
         try:
@@ -71,7 +77,10 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
             .where(
                 shards.c.id == shard_id,
                 shards.c.job_id == job_id,
-                shards.c.status.in_(states_before(ShardStatus.RUNNING)),
+                sa.or_(
+                    shards.c.status.in_(states_before(ShardStatus.RUNNING)),
+                    sa.and_(shards.c.status == ShardStatus.RUNNING, shards.c.lease_owner == owner),
+                ),
                 JOB_IS_OPEN,
             )
             .values(
@@ -81,16 +90,26 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
                 lease_expires_at=seconds_from_now(lease_s),
                 started_at=sa.func.coalesce(shards.c.started_at, seconds_from_now()),
             )
-            .returning(shards.c.attempt, *_PLAN_COLUMNS)
+            .returning(shards.c.attempt, *_PLAN_COLUMNS, *_SUSPECT_COLUMNS)
         ).one_or_none()
         if claimed is None:
             return None
         start_job(connection, job_id)
         job = connection.execute(sa.select(jobs.c.spec, jobs.c.priority).where(jobs.c.id == job_id)).one()
     plan = ShardPlan(**{column.name: getattr(claimed, column.name) for column in _PLAN_COLUMNS})
-    return Claim(job_id, shard_id, claimed.attempt, job.priority, JobSpec.model_validate(job.spec), plan)
+    suspects = [getattr(claimed, column.name) for column in _SUSPECT_COLUMNS]
+    return Claim(
+        job_id,
+        shard_id,
+        claimed.attempt,
+        job.priority,
+        JobSpec.model_validate(job.spec),
+        plan,
+        None if suspects[0] is None else Suspects(*suspects),
+    )
 
 
+@replayed
 def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str | None) -> str:
     """Note the weights that score this job, the first time; returns the fingerprint that the job is held to."""
     with db.write() as connection:
@@ -103,6 +122,7 @@ def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str 
         return str(connection.scalar(sa.select(jobs.c.checkpoint_fingerprint).where(jobs.c.id == claim.job_id)))
 
 
+@replayed
 def hold_route(db: Database, claim: Claim, checkpoint: str, fingerprint: str, revision: str | None) -> str:
     """The same for one of the checkpoints that a routed job's rows go to."""
     of_route = job_checkpoints.c.job_id == claim.job_id, job_checkpoints.c.checkpoint == checkpoint
@@ -116,6 +136,7 @@ def hold_route(db: Database, claim: Claim, checkpoint: str, fingerprint: str, re
         return fingerprint
 
 
+@replayed
 def saved_pairs(db: Database, claim: Claim) -> set[tuple[int, str]]:
     """(row number, question) of every answer and error that earlier attempts saved; question '*' is the whole row."""
     first, rows = claim.plan.first_row_number, claim.plan.rows
@@ -129,6 +150,7 @@ def saved_pairs(db: Database, claim: Claim) -> set[tuple[int, str]]:
         return {(row_number, question) for row_number, question in connection.execute(sa.union_all(*saved))}
 
 
+@replayed
 def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, answers: list[dict[str, Any]]) -> bool:
     """Save one batch's answers (columns of `results` without job and batch), and prolong the lease.
 
@@ -137,9 +159,20 @@ def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, a
     Raises:
         LeaseLostError: another attempt holds the shard; nothing was saved.
     """
+    try:
+        return _insert_batch(db, claim, lease_s, batch, answers)
+    except sa.exc.IntegrityError:
+        if not is_batch_saved(db, claim, {(answer["row_number"], answer["question"]) for answer in answers}):
+            raise
+        return _read_must_stop(db, claim)
+
+
+def _insert_batch(
+    db: Database, claim: Claim, lease_s: float, batch: BatchRecord, answers: list[dict[str, Any]]
+) -> bool:
     started = perf_counter()
     with db.write() as connection:
-        _hold(connection, claim, lease_s, answers=shards.c.answers + len(answers))
+        hold(connection, claim, lease_s, answers=shards.c.answers + len(answers), failures=0, deaths=0)
         batch_id = connection.execute(
             sa.insert(batches)
             .values(
@@ -154,24 +187,38 @@ def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, a
         connection.execute(sa.insert(results).values(job_id=claim.job_id, batch_id=batch_id), answers)
         write_ms = (perf_counter() - started) * 1000
         connection.execute(sa.update(batches).where(batches.c.id == batch_id).values(write_ms=write_ms))
-        return _must_stop(connection, claim.job_id)
+        return must_stop(connection, claim.job_id)
 
 
-def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[RowError]) -> bool:
+@replayed
+def save_row_errors(db: Database, /, claim: Claim, lease_s: float, errors: list[RowError], **shard: Any) -> bool:
     """Save rows, or questions of rows, that cannot be scored. Returns True when the worker must stop, as `save_batch`.
 
-    Past the job's `max_row_errors` the job fails: its waiting shards are cancelled and its running ones stop.
+    Past the job's `max_row_errors` the job fails: its waiting shards are cancelled and its running ones stop. `shard`
+    has columns of the shard that are to change with it.
     """
-    rows = len({error.row_number for error in errors})
+    try:
+        return _insert_row_errors(db, claim, lease_s, errors, shard)
+    except sa.exc.IntegrityError:
+        if not are_errors_saved(db, claim, {(error.row_number, error.question) for error in errors}):
+            raise
+        return _read_must_stop(db, claim)
+
+
+def _insert_row_errors(
+    db: Database, claim: Claim, lease_s: float, errors: list[RowError], shard: dict[str, Any]
+) -> bool:
+    failed_rows = {error.row_number for error in errors}
     pairs = sum(len(claim.spec.questions) if error.question == WHOLE_ROW else 1 for error in errors)
     with db.write() as connection:
         lock_job(connection, claim.job_id)
-        _hold(
+        hold(
             connection,
             claim,
             lease_s,
-            row_errors=shards.c.row_errors + rows,
+            row_errors=shards.c.row_errors + len(failed_rows - _rows_with_errors(connection, claim)),
             unanswered=shards.c.unanswered + pairs,
+            **shard,
         )
         connection.execute(sa.insert(row_errors).values(job_id=claim.job_id), [asdict(error) for error in errors])
         limit = claim.spec.max_row_errors
@@ -182,13 +229,26 @@ def save_row_errors(db: Database, claim: Claim, lease_s: float, errors: list[Row
             failed = jobs.c.id == claim.job_id, jobs.c.error.is_(None)
             connection.execute(sa.update(jobs).where(*failed).values(error=message))
             cancel_waiting_shards(connection, claim.job_id)
-        return _must_stop(connection, claim.job_id)
+        return must_stop(connection, claim.job_id)
 
 
+def _rows_with_errors(connection: sa.Connection, claim: Claim) -> set[int]:
+    """Rows of the claim that count as failed already: another question of theirs did."""
+    first, last = claim.plan.first_row_number, claim.plan.first_row_number + claim.plan.rows - 1
+    ours = row_errors.c.job_id == claim.job_id, row_errors.c.row_number.between(first, last)
+    return set(connection.scalars(sa.select(row_errors.c.row_number).where(*ours)))
+
+
+def _read_must_stop(db: Database, claim: Claim) -> bool:
+    with db.read() as connection:
+        return must_stop(connection, claim.job_id)
+
+
+@replayed
 def renew_lease(db: Database, claim: Claim, lease_s: float) -> None:
     """Prolong the lease while a batch runs; raises LeaseLostError when it is another's."""
     with db.write() as connection:
-        _hold(connection, claim, lease_s)
+        hold(connection, claim, lease_s)
 
 
 def finish_shard(db: Database, claim: Claim) -> JobStatus | None:
@@ -206,6 +266,7 @@ def give_back(db: Database, claim: Claim) -> None:
     _release(db, claim, status=ShardStatus.QUEUED, sent_at=seconds_from_now())
 
 
+@replayed
 def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> None:
     """An attempt ended in an error. Its message is left to the sweep: what failed just now may work in a while."""
     with db.write() as connection:
@@ -214,56 +275,14 @@ def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> Non
         settle_job(connection, claim.job_id)
 
 
-def _hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any) -> None:
-    """The fence: touch the shard only under the attempt that the claim made."""
-    held = connection.execute(
-        sa.update(shards)
-        .where(shards.c.id == claim.shard_id, shards.c.attempt == claim.attempt, shards.c.status == ShardStatus.RUNNING)
-        .values(lease_expires_at=seconds_from_now(lease_s), **values)
-    )
-    if held.rowcount != 1:
-        raise LeaseLostError(
-            f"shard {claim.shard_id} of job {claim.job_id} is no longer held by attempt {claim.attempt}"
-        )
-
-
-def _release(db: Database, claim: Claim, **values: Any) -> JobStatus | None:
+@replayed
+def _release(db: Database, /, claim: Claim, **values: Any) -> JobStatus | None:
+    ended_so = shards.c.id == claim.shard_id, shards.c.attempt == claim.attempt, shards.c.status == values["status"]
     with db.write() as connection:
         lock_job(connection, claim.job_id)
-        _hold(connection, claim, 0, lease_owner=None, **values)
-        if values["status"] == ShardStatus.QUEUED and _must_stop(connection, claim.job_id):
+        if connection.scalar(sa.select(shards.c.id).where(*ended_so)):
+            return None  # it was committed before, and the reply was lost
+        hold(connection, claim, 0, lease_owner=None, **values)
+        if values["status"] == ShardStatus.QUEUED and must_stop(connection, claim.job_id):
             cancel_waiting_shards(connection, claim.job_id)
         return settle_job(connection, claim.job_id)
-
-
-def count_failure(connection: sa.Connection, shard_id: int, attempt: int, error: str, max_attempts: int) -> bool:
-    """Queue the shard again, or fail it after its last attempt, or cancel it with its job. True when queued."""
-    running = shards.c.id == shard_id, shards.c.attempt == attempt, shards.c.status == ShardStatus.RUNNING
-    shard = connection.execute(sa.select(shards.c.failures, shards.c.job_id).where(*running)).one_or_none()
-    if shard is None:
-        raise LeaseLostError(f"shard {shard_id} is no longer held by attempt {attempt}")
-    if _must_stop(connection, shard.job_id):
-        status = ShardStatus.CANCELLED
-    elif shard.failures + 1 >= max_attempts:
-        status = ShardStatus.FAILED
-    else:
-        status = ShardStatus.QUEUED
-    ended = {} if status == ShardStatus.QUEUED else {"finished_at": seconds_from_now()}
-    connection.execute(
-        sa.update(shards)
-        .where(*running)
-        .values(
-            status=status,
-            failures=shard.failures + 1,
-            last_error=error,
-            lease_owner=None,
-            sent_at=seconds_from_now(),
-            **ended,
-        )
-    )
-    return status == ShardStatus.QUEUED
-
-
-def _must_stop(connection: sa.Connection, job_id: int) -> bool:
-    job = connection.execute(sa.select(jobs.c.cancel_requested_at, jobs.c.error).where(jobs.c.id == job_id)).one()
-    return job.cancel_requested_at is not None or job.error is not None

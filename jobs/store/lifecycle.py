@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from jobs.errors import IdempotencyError, JobNotFoundError
 from jobs.store.database import Database, seconds_from_now
+from jobs.store.replay import repeated, replayed
 from schemas.job import (
     FINISHED_JOBS,
     JobSpec,
@@ -18,6 +19,8 @@ from schemas.job import (
     states_before,
 )
 from schemas.tables import jobs, shards
+
+NO_SUSPECTS = {"suspect_first_row": None, "suspect_last_row": None, "suspect_attempt": None, "suspect_deaths": 0}
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,13 @@ def find_by_key(db: Database, key: str, spec: JobSpec) -> int | None:
     return int(found.id)
 
 
+@replayed
 def create_job(db: Database, spec: JobSpec, options: JobOptions, plans: list[ShardPlan]) -> int:
     """Write a job and all its shards in one transaction: it is either wholly there, queued, or not at all.
 
     Raises:
-        sqlalchemy.exc.IntegrityError: the idempotency key was taken meanwhile.
+        sqlalchemy.exc.IntegrityError: the idempotency key was taken meanwhile, perhaps by this very call, whose
+            answer was lost.
     """
     now = seconds_from_now()
     with db.write() as connection:
@@ -81,13 +86,15 @@ def create_job(db: Database, spec: JobSpec, options: JobOptions, plans: list[Sha
     return int(job_id)
 
 
+@replayed
 def forget_job(db: Database, job_id: int) -> bool:
     """Delete a job that could not be queued. False when a worker has begun it, so that it must stay."""
     with db.write() as connection:
-        unbegun = jobs.c.id == job_id, jobs.c.status == JobStatus.QUEUED
-        return connection.execute(sa.delete(jobs).where(*unbegun)).rowcount == 1
+        connection.execute(sa.delete(jobs).where(jobs.c.id == job_id, jobs.c.status == JobStatus.QUEUED))
+        return connection.scalar(sa.select(jobs.c.id).where(jobs.c.id == job_id)) is None
 
 
+@repeated
 def request_cancel(db: Database, job_id: int) -> None:
     """Stop a job: waiting shards now, running ones at their next batch. Saved answers stay."""
     with db.write() as connection:
@@ -99,6 +106,7 @@ def request_cancel(db: Database, job_id: int) -> None:
         settle_job(connection, job_id)
 
 
+@repeated
 def retry_job(db: Database, job_id: int, max_row_errors: int | None) -> None:
     """Queue the failed and cancelled shards of a finished job again. Answers that were saved are not scored again.
 
@@ -110,6 +118,8 @@ def retry_job(db: Database, job_id: int, max_row_errors: int | None) -> None:
         waiting: dict[str, Any] = {
             "status": ShardStatus.QUEUED,
             "failures": 0,
+            "deaths": 0,
+            **NO_SUSPECTS,
             "sent_at": seconds_from_now(),
             "finished_at": None,
         }

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from jobs.errors import JobNotFoundError
 from jobs.store.database import Database, seconds_from_now
+from jobs.store.replay import replayed
 from schemas.job import JobInfo, JobSpec, JobStatus
 from schemas.tables import (
     answers,
@@ -46,6 +47,7 @@ RESULT_SCHEMA = pa.schema(
 )
 
 
+@replayed
 def get_job(db: Database, job_id: int) -> JobInfo:
     """One job with its progress; raises JobNotFoundError."""
     with db.read() as connection:
@@ -57,6 +59,7 @@ def get_job(db: Database, job_id: int) -> JobInfo:
     return _job_info(found)
 
 
+@replayed
 def list_jobs(db: Database, limit: int) -> list[JobInfo]:
     """The newest jobs first."""
     with db.read() as connection:
@@ -121,12 +124,15 @@ def list_workers(db: Database, limit: int) -> list[dict[str, Any]]:
     return _rows(db, sa.select(workers, seconds_from_now().label("now")).order_by(workers.c.id.desc()).limit(limit))
 
 
-def list_worker_errors(db: Database, host: str, supervisor_pid: int) -> list[str]:
-    """Why the workers that this supervisor started could not boot."""
-    failed = workers.c.status == "failed", workers.c.name.endswith(f"@{host}-{supervisor_pid}", autoescape=True)
-    return [row["error"] for row in _rows(db, sa.select(workers.c.error).where(*failed))]
+def list_worker_errors(db: Database, host: str, supervisor_pid: int | None = None) -> list[str]:
+    """Why workers of this host, or of this one supervisor, could not boot or ended by themselves; the last one last."""
+    ended = sa.select(workers.c.error).where(workers.c.host == host, workers.c.error.is_not(None))
+    if supervisor_pid is not None:
+        ended = ended.where(workers.c.name.endswith(f"@{host}-{supervisor_pid}", autoescape=True))
+    return [row["error"] for row in _rows(db, ended.order_by(workers.c.id))]
 
 
+@replayed
 def _rows(db: Database, statement: sa.Select[Any]) -> list[dict[str, Any]]:
     with db.read() as connection:
         return [dict(row) for row in connection.execute(statement).mappings()]

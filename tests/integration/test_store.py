@@ -245,6 +245,8 @@ def test_questions_of_one_row_that_fail_count_as_one_row(db: Database) -> None:
     claimed = must_claim(db, make_job(db, 1, max_row_errors=1))
     errors = [RowError(0, question, None, "question_does_not_fit", "m") for question in ("a", "b")]
     assert leases.save_row_errors(db, claimed, LEASE_S, errors) is False
+    later = [RowError(0, "c", None, "scoring_failed", "m")]
+    assert leases.save_row_errors(db, claimed, LEASE_S, later) is False
     assert reports.get_job(db, claimed.job_id).row_errors == 1
 
 

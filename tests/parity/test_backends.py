@@ -35,7 +35,9 @@ LARGE = {"hidden_size": 1024, "intermediate_size": 2624, "num_hidden_layers": 28
 SPECS = {
     "tiny": CheckpointSpec(seed=1, max_len=144, head_max_len=64, scale=0.06),
     "base": CheckpointSpec(seed=2, max_len=320, head_max_len=96, scale=0.03, encoder=BASE | {"local_attention": 128}),
-    "large": CheckpointSpec(seed=3, max_len=1024, head_max_len=192, scale=0.03, encoder=LARGE | {"local_attention": 128}),
+    "large": CheckpointSpec(
+        seed=3, max_len=1024, head_max_len=192, scale=0.03, encoder=LARGE | {"local_attention": 128}
+    ),
 }
 QUESTIONS: dict[str, Any] = {
     "topic": {"type": "choice", "instructions": "Which?", "criteria": {"a": "bills", "b": None, "c": "refunds"}},
@@ -50,7 +52,10 @@ STATES = [" ".join(WORDS[(i * 7 + j) % len(WORDS)] for j in range(length)) for i
 
 # (backend, precision) pairs to try here; those that cannot run on this machine are skipped by name.
 ON_CPU = [("eager", "bf16"), ("compile", "fp32"), ("aot", "fp32"), ("onnx", "fp32")]
-ON_CUDA = [("eager", "fp32"), *((name, p) for p in ("fp16", "bf16") for name in ("eager", "compile", "tilelang", "aot"))]
+ON_CUDA = [
+    ("eager", "fp32"),
+    *((name, p) for p in ("fp16", "bf16") for name in ("eager", "compile", "tilelang", "aot")),
+]
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def answer(agent: Agent) -> Found:
     return Found(logits, probabilities, act)
 
 
-@pytest.fixture(scope="module", params=ON_CUDA if CUDA else ON_CPU, ids=lambda pair: "-".join(pair))
+@pytest.fixture(scope="module", params=ON_CUDA if CUDA else ON_CPU, ids="-".join)
 def candidate(request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path_factory: Any) -> tuple[Agent, str]:
     """An agent of one backend in one precision, and that precision."""
     backend, precision = request.param
@@ -151,7 +156,9 @@ def test_answers_stay_within_the_bound_of_their_precision(
         np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("lengths", [(1,), (1, 1), (2, 1), (3, 64, 1, 17), (65, 33, 32, 31), (144, 129, 128, 127)], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [(1,), (1, 1), (2, 1), (3, 64, 1, 17), (65, 33, 32, 31), (144, 129, 128, 127)], ids=str
+)
 def test_bare_sequences_of_any_length_have_the_logits_of_fp32(
     reference: tuple[Agent, Found], candidate: tuple[Agent, str], checkpoint: Checkpoint, lengths: tuple[int, ...]
 ) -> None:

@@ -60,7 +60,7 @@ def test_one_graph_serves_every_shape_on_a_cpu(checkpoint_path: Path, fresh: Non
     agent = laya.load(checkpoint_path, device="cpu", compile=True)
     assert agent.backend == "compile"
     assert isinstance(agent.backend_object, CompileBackend)
-    assert run_shapes(agent) == 90 >= 60
+    assert run_shapes(agent) == 90
     assert counters["stats"]["unique_graphs"] == 1
     assert agent.predict("a state", QUESTIONS)["answers"].keys() == QUESTIONS.keys()
     assert counters["stats"]["unique_graphs"] == 1
@@ -151,7 +151,7 @@ def test_a_failed_warm_up_of_the_backend_falls_back(
     checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch, agent: laya.Agent
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
-    monkeypatch.setattr(compile_backend, "build_compile", lambda context: CompileBackend(context))
+    monkeypatch.setattr(compile_backend, "build_compile", CompileBackend)
     with pytest.warns(RuntimeWarning, match="its warm-up failed: RuntimeError: no compiler here; running 'eager'"):
         fallen = laya.load(checkpoint_path, device="cpu", backend="compile")
     assert fallen.backend == "eager"
@@ -164,7 +164,7 @@ def test_a_failed_warm_up_of_the_backend_falls_back(
 
 def test_graph_mode_needs_steps(checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_backend, "_has_graph_steps", lambda: False)
-    with pytest.raises(BackendError, match="needs torch.compiler.cudagraph_mark_step_begin, which torch .* has not"):
+    with pytest.raises(BackendError, match=r"needs torch\.compiler\.cudagraph_mark_step_begin, which torch .* has not"):
         compile_backend.check_mode("reduce-overhead", "cuda")
     compile_backend.check_mode("reduce-overhead", "cpu")
 

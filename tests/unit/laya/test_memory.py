@@ -127,7 +127,7 @@ def test_a_full_device_splits_batches_and_sends_what_fits_nowhere_to_the_cpu(
     roomy = laya.load(checkpoint_path, device="cuda", backend=backend, strict=True)
     states = [f"state {'word ' * 60}{i}" for i in range(3000)]
     expected = roomy.predict_batch(states, QUESTIONS)
-    free, total = torch.cuda.mem_get_info()
+    _, total = torch.cuda.mem_get_info()
     limited = []
     try:
         for room_mib in (24, 2):

@@ -145,7 +145,7 @@ def test_no_batch_is_larger_than_the_shapes_to_warm_up(
     largest = {bucket: sequences for sequences, bucket in largest_batches(limits, shapes)}
     assert not shapes.padded or all(len(batch) <= largest[batch.bucket_length] for batch in batches)
     for sequences, length in warmup_shapes(limits, shapes):
-        assert 1 <= sequences
+        assert sequences >= 1
         assert 1 <= length <= shapes.max_len
 
 

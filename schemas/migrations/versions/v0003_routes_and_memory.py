@@ -1,4 +1,4 @@
-"""Which checkpoint answered each batch; for a routed job also why, and the weights that it is held to."""
+"""How a batch went on out of memory, and which checkpoint answered it: in a routed job also why, and its weights."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -6,9 +6,10 @@ from alembic import op
 from schemas.migrations.versions.v0001_first_tables import VIEWS
 from schemas.tables import Id
 
-revision = "0010"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 
+COUNTS = ("memory_splits", "cpu_sequences")
 ANSWERS = """
     SELECT r.job_id, j.name AS job_name, r.row_number, r.row_id, r.question, r.type,
            CASE r.type
@@ -41,6 +42,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", "checkpoint", name=op.f("pk_job_checkpoints")),
     )
     op.add_column("batches", sa.Column("checkpoint", sa.Text(), nullable=True))
+    for name in COUNTS:
+        op.add_column("batches", sa.Column(name, sa.Integer(), nullable=False, server_default="0"))
     op.add_column("results", sa.Column("language", sa.Text(), nullable=True))
     op.add_column("results", sa.Column("route_reason", sa.Text(), nullable=True))
     op.execute("DROP VIEW answers")
@@ -51,6 +54,8 @@ def downgrade() -> None:
     op.execute("DROP VIEW answers")
     op.drop_column("results", "route_reason")
     op.drop_column("results", "language")
+    for name in reversed(COUNTS):
+        op.drop_column("batches", name)
     op.drop_column("batches", "checkpoint")
     op.drop_table("job_checkpoints")
     op.execute(f"CREATE VIEW answers AS {VIEWS['answers']}")

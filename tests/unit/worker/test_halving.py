@@ -1,0 +1,89 @@
+"""A batch that raises, scored in halves. The forward pass is a stand-in: what is told of it is which sequences fail."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+import laya
+from worker.halving import BatchFailedError, DeviceLostError, ForwardPass, Unscored, score_in_halves
+
+
+@dataclass
+class Device:
+    """Fails on some sequences; `breaks_at`: from the pass of this number on, it fails on all."""
+
+    bad: set[int]
+    breaks_at: int = 10**9
+    error: type[Exception] = MemoryError
+    passes: list[list[int]] = field(default_factory=list)
+
+    def run(self, batch: laya.Batch) -> laya.Logits:
+        self.passes.append(batch.index.tolist())
+        if self.bad & set(batch.index.tolist()) or len(self.passes) >= self.breaks_at:
+            raise self.error(f"{len(batch)} are too many")
+        return laya.Logits(np.zeros((len(batch), 2), np.float32), np.zeros((len(batch), 1), np.float32))
+
+    def check(self) -> None:
+        if len(self.passes) >= self.breaks_at:
+            raise RuntimeError("CUDA error")
+
+
+def score(device: Device, count: int, tries: int = 2) -> tuple[list[int], dict[int, Unscored]]:
+    """Which sequences have logits, and which have a reason."""
+    batch = laya.Batch(np.arange(count), 16, count * 10)
+    scored: list[int] = []
+    unscored: dict[int, Unscored] = {}
+    tokens = 0
+    for part, outcome, forward_ms in score_in_halves(ForwardPass(device.run, device.check, tries), batch):
+        assert forward_ms >= 0
+        assert part.bucket_length == 16
+        tokens += part.tokens
+        if isinstance(outcome, Unscored):
+            unscored[int(part.index[0])] = outcome
+        else:
+            assert len(outcome.logits) == len(part)
+            scored += part.index.tolist()
+    assert tokens == count * 10
+    return sorted(scored), unscored
+
+
+def test_a_batch_that_succeeds_runs_once() -> None:
+    device = Device(set())
+    assert score(device, 37) == (list(range(37)), {})
+    assert len(device.passes) == 1
+
+
+@pytest.mark.parametrize("bad", [{0}, {36}, {11, 12}, {5, 20, 33}])
+def test_only_what_fails_alone_is_left_out(bad: set[int]) -> None:
+    device = Device(bad)
+    scored, unscored = score(device, 37)
+    assert scored == sorted(set(range(37)) - bad)
+    assert unscored == dict.fromkeys(bad, Unscored("out_of_memory", "MemoryError: 1 are too many"))
+    for sequence in bad:
+        assert device.passes.count([sequence]) == 2
+    assert len(device.passes) <= 1 + len(bad) * (2 * 6 + 1)
+
+
+def test_a_device_that_fails_on_all_is_not_blamed_on_a_sequence() -> None:
+    device = Device({3}, breaks_at=4)
+    with pytest.raises(DeviceLostError, match=r"MemoryError: .* and then a small batch failed, too"):
+        score(device, 37)
+    assert len(device.passes) == 4
+
+
+def test_a_batch_of_which_every_sequence_fails_blames_none_of_them() -> None:
+    with pytest.raises(BatchFailedError, match="each of 9 sequences fails by itself; the last: RuntimeError: 1"):
+        score(Device(set(range(9)), error=RuntimeError), 9)
+    few = Device(set(range(3)), error=RuntimeError)
+    assert score(few, 3)[1].keys() == {0, 1, 2}  # so few may all be bad
+    assert score(Device(set(range(9))), 9)[1].keys() == set(range(9))  # and as many may be too long
+
+
+def test_a_fault_of_ours_is_raised_as_it_is() -> None:
+    def run(_: laya.Batch) -> laya.Logits:
+        raise TypeError("a bug")
+
+    forward = ForwardPass(run, lambda: None, 2)
+    with pytest.raises(TypeError, match="a bug"):
+        list(score_in_halves(forward, laya.Batch(np.arange(4), 16, 40)))

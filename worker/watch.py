@@ -1,0 +1,188 @@
+"""What a Celery worker's parent looks after, in a thread of its own: that its child boots, that it ends each batch in
+time and keeps within its memory, and that the worker polls the broker.
+
+It ends a child that hangs, and Celery replaces it. When anything else fails it ends the worker: the supervisor says why
+in the database and starts another, waiting longer each time.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from celery import bootsteps
+from celery.worker import state
+
+from jobs.settings import Settings
+from worker.boot import Exit
+from worker.vitals import Vitals
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+DRAIN_TIMEOUT_S = 110.0  # for the batch in work; below the two minutes that the compose file gives
+KILL_AT = 1.5  # times the memory limit
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Watch:
+    """Watches over one worker: `parent` is Celery's object for it, whose pool has one child."""
+
+    def __init__(self, settings: Settings, vitals: Vitals) -> None:
+        self.settings = settings
+        self.vitals = vitals
+        self.exit_code = Exit.DRAINED
+        self._child = 0  # process id of the child that was seen last
+        self._process: Any = None  # of the child that the pool had last
+        self._child_since = time.monotonic()
+        self._polled_at = time.monotonic()
+
+    def await_warm_child(self, parent: Any) -> None:
+        """Return when the worker may take its first message; then go on watching in a thread."""
+        self._child, self._child_since = _child_of(parent), time.monotonic()
+        while not self.vitals.is_warm(self._child):
+            if self.vitals.draining.is_set():
+                self.end(parent, Exit.DRAINED)
+            if not any(process.is_alive() for process in parent.pool._pool._pool):
+                self.end(parent, Exit.BOOT_FAILED)  # Celery replaces no child yet
+            self._look_after_boot(parent)
+            time.sleep(LOOK_S)
+        self.note_poll()
+        threading.Thread(target=self._watch, args=(parent,), name="watch", daemon=True).start()
+
+    def note_poll(self) -> None:
+        """The broker has answered, be it that there is no message."""
+        self._polled_at = time.monotonic()
+
+    def end(self, parent: Any, code: Exit) -> None:
+        """End parent and child without taking another message, as Celery's own way out would."""
+        if code is not Exit.DRAINED:
+            log.error("the worker ends itself: %s", code.name.lower().replace("_", " "))
+        with suppress(ProcessLookupError):
+            if child := _child_of(parent):
+                os.kill(child, signal.SIGKILL)
+        os._exit(code)
+
+    def _watch(self, parent: Any) -> None:
+        while not self.vitals.draining.is_set():
+            self._look_after_boot(parent)
+            self._note_death(parent)
+            self._look_after_batch()
+            self._look_after_polls(parent)
+            self._look_after_memory(parent)
+            time.sleep(LOOK_S)
+
+    def _look_after_boot(self, parent: Any) -> None:
+        """Celery replaces a child that dies. One that died before it was warm is not replaced: the worker ends."""
+        now, child = time.monotonic(), _child_of(parent)
+        died_cold = False
+        if child != self._child:
+            died_cold = self._child != 0 and not self.vitals.is_warm(self._child)
+            self._child, self._child_since = child, now
+        if died_cold or self.vitals.failed.is_set():
+            self.end(parent, Exit.BOOT_FAILED)
+        if not self.vitals.is_warm(child) and now - self._child_since > self.settings.boot_timeout_s:
+            self.end(parent, Exit.BOOT_TIMED_OUT)
+
+    def _look_after_polls(self, parent: Any) -> None:
+        """While it scores or boots again, a worker does not poll."""
+        if state.reserved_requests or not self.vitals.is_warm(self._child):
+            self.note_poll()
+        elif time.monotonic() - self._polled_at > self.settings.poll_timeout_s:
+            self.end(parent, Exit.BROKER_SILENT)
+
+    def _note_death(self, parent: Any) -> None:
+        """Keep how a child ended for its successor, once Celery has removed it from the pool."""
+        process = next(iter(list(parent.pool._pool._pool)), None)
+        if self._process is not None and process is not self._process and self.vitals.death is None:
+            self.vitals.death = _how_ended(self._process.exitcode)
+        self._process = process
+
+    def _look_after_batch(self) -> None:
+        """End a child whose batch takes too long: only its parent can, for in C it may hold Python's lock."""
+        if stage := self.vitals.overdue():
+            doing = "scoring a batch" if stage == "forward" else "reading rows"
+            how = f"{doing} took longer than LAYA_BATCH_BATCH_TIMEOUT_S={self.settings.batch_timeout_s:g}"
+            log.error("ending the scoring process: %s", how)
+            self.vitals.death = how  # before it dies: its successor asks
+            self.vitals.forget_deadlines()
+            with suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
+
+    def _look_after_memory(self, parent: Any) -> None:
+        limit_bytes = self.settings.max_rss_bytes
+        if limit_bytes is None or not self.vitals.is_warm(self._child) or _rss_bytes(self._child) <= limit_bytes:
+            return
+        log.warning("the scoring process has %d bytes in memory, of %d: draining", _rss_bytes(self._child), limit_bytes)
+        self.exit_code = Exit.TOO_MUCH_MEMORY
+        os.kill(os.getpid(), signal.SIGTERM)
+        give_up_at = time.monotonic() + DRAIN_TIMEOUT_S
+        # It drains between two batches; one batch alone may take all that the machine has.
+        while time.monotonic() < give_up_at and _rss_bytes(self._child) <= KILL_AT * limit_bytes:
+            time.sleep(LOOK_S)
+        self.end(parent, Exit.TOO_MUCH_MEMORY)
+
+
+def steps_of(watch: Watch) -> tuple[type[bootsteps.StartStopStep], type[bootsteps.StartStopStep]]:
+    """Celery's steps, of the worker and of its consumer, that call the watch."""
+
+    class AwaitWarmChild(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+        """Holds the worker's start between its pool and its consumer until the child is warm."""
+
+        requires = ("celery.worker.components:Pool",)
+
+        def start(self, parent: Any) -> None:
+            watch.await_warm_child(parent)
+
+    class NotePolls(bootsteps.StartStopStep):  # type: ignore[misc]
+        """Tells the watch of each answer to a poll; started anew with each connection."""
+
+        requires = ("celery.worker.consumer.tasks:Tasks",)
+
+        def start(self, consumer: Any) -> None:
+            handlers = consumer.task_consumer.channel.handlers
+            handlers["BRPOP"] = _noting(handlers["BRPOP"], watch.note_poll)
+
+    return AwaitWarmChild, NotePolls
+
+
+def _noting(read: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
+    def read_and_note(**options: Any) -> Any:
+        try:
+            delivered = read(**options)
+        except Empty:
+            note()
+            raise
+        note()
+        return delivered
+
+    return read_and_note
+
+
+def _child_of(parent: Any) -> int:
+    """The process id of the pool's one child; 0 while it is being replaced."""
+    return next((int(process.pid) for process in list(parent.pool._pool._pool)), 0)
+
+
+def _rss_bytes(pid: int) -> int:
+    """Its resident memory; 0 where the system has no /proc."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * PAGE_BYTES
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def _how_ended(exit_code: int | None) -> str | None:
+    """How a child ended, by the exit code that its parent got; None where it got none."""
+    if exit_code is None:
+        return None
+    if exit_code >= 0:
+        return f"it ended with exit code {exit_code}"
+    by_kernel = ", as the system does when memory runs out" if -exit_code == signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-exit_code).name}{by_kernel}"
