@@ -30,7 +30,7 @@ def run_machine(open_database: Callable[[], Database], examples: int, steps: int
 
 
 def test_any_order_of_events_leads_where_the_model_says_on_sqlite(tmp_path: Path) -> None:
-    run_machine(sqlite_copies(tmp_path), examples=60, steps=50)
+    run_machine(sqlite_copies(tmp_path), examples=40, steps=50)
 
 
 def test_any_order_of_events_leads_where_the_model_says_on_postgresql(postgres_url: str) -> None:
@@ -41,4 +41,4 @@ def test_any_order_of_events_leads_where_the_model_says_on_postgresql(postgres_u
 @pytest.mark.timeout(1200)
 def test_many_orders_of_events_lead_where_the_model_says(tmp_path: Path, postgres_url: str) -> None:
     run_machine(sqlite_copies(tmp_path), examples=400, steps=60)
-    run_machine(emptied(postgres_url), examples=60, steps=50)
+    run_machine(emptied(postgres_url), examples=40, steps=50)
