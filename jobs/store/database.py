@@ -2,10 +2,11 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
@@ -204,9 +205,10 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 
 def _prepare_postgresql(connection: Any, _record: object) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
-    connection.commit()
+    connection.autocommit = True
+    with suppress(psycopg.OperationalError):  # a connection that broke so soon shows it at its first statement
+        connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
+        connection.autocommit = False
 
 
 def _begin_postgresql(connection: sa.Connection) -> None:
