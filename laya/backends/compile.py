@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo import maybe_mark_dynamic
 
 from laya.backends.base import Backend, BackendContext
 from laya.errors import BackendError, BackendUnavailableError
@@ -116,6 +115,9 @@ def forward_step(model: DecisionModel, operations: Operations) -> Step:
 
 def step_arguments(inputs: ModelInputs, longest: int) -> tuple[Tensor, ...]:
     """What `forward_step` takes, with every size marked as one that changes, so that equal ones are not tied."""
+    # Importing it lets torch place the compiler's cache, unless `keep_compiled` has done so.
+    from torch._dynamo import maybe_mark_dynamic  # noqa: PLC0415
+
     column = torch.empty(longest, dtype=torch.int8, device=inputs.input_ids.device)
     # No views: the graph would depend on the sizes of what they are views of.
     tensors = tuple(tensor.clone() if tensor._is_view() else tensor for tensor in (*inputs.tensors, column))

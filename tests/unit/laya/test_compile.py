@@ -204,3 +204,19 @@ def test_loading_without_compiling_leaves_the_environment_alone(checkpoint_path:
         env=environment,
     )
     assert run.stdout.strip() == "None"
+
+
+def test_a_compiling_load_places_the_cache_before_torch_does(checkpoint_path: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, sys, laya; laya.load(sys.argv[1], device='cpu', compile=True, compile_cache=True,"
+        f"compile_warmup=False); print(os.environ[{CACHE_VARIABLE!r}])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(checkpoint_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment | {"XDG_CACHE_HOME": str(tmp_path)},
+    )
+    assert run.stdout.strip() == str(tmp_path / "laya" / "torchinductor")
