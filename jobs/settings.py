@@ -65,7 +65,7 @@ class Settings(BaseSettings):
         default=2048, description="Rows read, tokenised and packed together, while the window before is scored."
     )
     max_batch_tokens: PositiveInt | None = Field(
-        default=None, description="Padded tokens in one forward pass, at most; unset: what suits the device."
+        default=None, description="Tokens in one forward pass, at most; unset: what suits the device."
     )
     mask_budget_bytes: PositiveInt = Field(
         default=256 * 1024 * 1024, description="Bytes of rows x heads x length x length that a batch's mask could take."
