@@ -6,19 +6,18 @@ import torch
 from torch import Tensor
 
 from laya.aot import AheadOfTimeModel, describe, find_artifact
-from laya.backends.base import Backend, BackendContext
+from laya.backends.base import Backend, BackendContext, ModelBackend
 from laya.backends.compile import step_arguments
 from laya.errors import BackendError
 from laya.inputs import LEAST_MARKERS, ModelInputs, widen
 from laya.operations import choose_operations
 
 
-class AotBackend(Backend):
+class AotBackend(ModelBackend):
     name = "aot"
 
     def __init__(self, context: BackendContext, artifact: Path) -> None:
-        self._operations = choose_operations(context.device, context.dtype)
-        self._dtype = context.dtype
+        super().__init__(context, choose_operations(context.device, context.dtype))
         self.artifact = artifact
         index = context.device.index if context.device.type == "cuda" else -1
         self._compiled = torch._inductor.aoti_load_package(str(artifact), device_index=index)
@@ -26,14 +25,6 @@ class AotBackend(Backend):
         # Held here, since the artifact reads them where they lie.
         self._constants = ahead.constants(self._compiled.get_constant_fqns())
         self._compiled.load_constants(self._constants, check_full_update=True, user_managed=True)
-
-    @property
-    def mask_bytes_per_element(self) -> int:
-        return self._dtype.itemsize if self.padded else 0
-
-    @property
-    def padded(self) -> bool:
-        return self._operations.padded
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape

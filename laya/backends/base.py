@@ -16,6 +16,7 @@ from torch import Tensor
 from laya.checkpoint import Checkpoint
 from laya.inputs import ModelInputs
 from laya.model import DecisionModel
+from laya.operations import Operations
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,21 @@ class Backend(ABC):
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Release what the backend holds beside the model. Called once, after its last forward."""
+
+
+class ModelBackend(Backend):
+    """One that runs the context's model, by operations of its own."""
+
+    def __init__(self, context: BackendContext, operations: Operations) -> None:
+        self._model, self._dtype, self._operations = context.model, context.dtype, operations
+
+    @property
+    def mask_bytes_per_element(self) -> int:
+        return self._dtype.itemsize if self.padded else 0
+
+    @property
+    def padded(self) -> bool:
+        return self._operations.padded
 
 
 # Imports what the backend needs when it is called; raises BackendError with the reason when it cannot run.

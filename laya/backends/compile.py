@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laya.backends.base import Backend, BackendContext
+from laya.backends.base import Backend, BackendContext, ModelBackend
 from laya.errors import BackendError, BackendUnavailableError
 from laya.inputs import LEAST_MARKERS, ModelInputs, widen
 from laya.model import DecisionModel
@@ -29,7 +29,7 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 Step = Callable[..., tuple[Tensor, Tensor]]
 
 
-class CompileBackend(Backend):
+class CompileBackend(ModelBackend):
     """Compiles one graph for all sizes, and with `reduce-overhead` one more that is recorded per graph shape."""
 
     name = "compile"
@@ -37,21 +37,12 @@ class CompileBackend(Backend):
 
     def __init__(self, context: BackendContext) -> None:
         options = context.compiling
-        self._dtype = context.dtype
-        self._operations = choose_operations(context.device, context.dtype)
+        super().__init__(context, choose_operations(context.device, context.dtype))
         step = forward_step(context.model, self._operations)
         self._step: Step = torch.compile(step, dynamic=True, fullgraph=True)
         self._max_len = context.checkpoint.max_len
         self._has_graphs = options.mode == "reduce-overhead" and context.device.type == "cuda"
         self._graphed: Step = torch.compile(step, dynamic=True, fullgraph=True, mode="reduce-overhead")
-
-    @property
-    def mask_bytes_per_element(self) -> int:
-        return self._dtype.itemsize if self.padded else 0
-
-    @property
-    def padded(self) -> bool:
-        return self._operations.padded
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from laya.backends.base import Backend, BackendContext
+from laya.backends.base import Backend, BackendContext, ModelBackend
 from laya.inputs import ModelInputs
 from laya.operations import choose_operations
 
@@ -12,21 +12,11 @@ from laya.operations import choose_operations
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class EagerBackend(Backend):
+class EagerBackend(ModelBackend):
     name = "eager"
 
     def __init__(self, context: BackendContext) -> None:
-        self._model = context.model
-        self._dtype = context.dtype
-        self._operations = choose_operations(context.device, context.dtype)
-
-    @property
-    def mask_bytes_per_element(self) -> int:
-        return self._dtype.itemsize if self.padded else 0
-
-    @property
-    def padded(self) -> bool:
-        return self._operations.padded
+        super().__init__(context, choose_operations(context.device, context.dtype))
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         with torch.inference_mode(), sdpa_kernel(ATTENTION):

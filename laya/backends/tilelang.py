@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from laya import tl_kernels as kernels
 from laya.attention import Attention, AttentionSpec, PackedAttention
-from laya.backends.base import Backend, BackendContext
+from laya.backends.base import Backend, BackendContext, ModelBackend
 from laya.errors import BackendUnavailableError
 from laya.inputs import ModelInputs
 from laya.operations import PackedOperations, choose_operations
@@ -42,14 +42,11 @@ class TileLangOperations(PackedOperations):
         return summed.view_as(hidden), normed.view_as(hidden)
 
 
-class TileLangBackend(Backend):
+class TileLangBackend(ModelBackend):
     name = "tilelang"
-    mask_bytes_per_element = 0
-    padded = False
 
     def __init__(self, context: BackendContext) -> None:
-        self._model = context.model
-        self._operations = TileLangOperations()
+        super().__init__(context, TileLangOperations())
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
