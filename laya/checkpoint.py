@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from laya.calibration import Temperatures, read_temperatures
 from laya.errors import CheckpointError
 from laya.location import OPTIONAL_FILES, REQUIRED_FILES, Location
-from laya.model import DecisionModel, ModelConfig, in_compute_dtype, parameter_shapes, shape_model
+from laya.model import DecisionModel, ModelConfig
+from laya.parameters import in_compute_dtype, parameter_shapes, shape_model
 from laya.precision import DTYPES
 
 WEIGHTS = "model.safetensors"

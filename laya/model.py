@@ -4,18 +4,16 @@ Owns the arithmetic and the parameter names, which equal the keys of a checkpoin
 (`checkpoint`), masks and rotation (`attention`), batches (`packing`, `collation`), or how fast it runs (`backends`).
 
 The encoder is ModernBERT (Warner et al. 2024, arXiv:2412.13663): pre-norm, GeGLU, alternating full and sliding
-attention. Dtypes are explicit, without autocast: the parameters that `in_compute_dtype` names decide the dtype of their
-own matrix product, and all else, the residual stream above all, stays float32.
+attention. Dtypes are explicit, without autocast: the parameters that `parameters.in_compute_dtype` names decide the
+dtype of their own matrix product, and all else, the residual stream above all, stays float32.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every reader of PyTorch knows
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from laya.attention import Attention, AttentionSpec, rotary_table, split_heads
 from laya.inputs import ModelInputs
@@ -57,19 +55,6 @@ class ModelConfig:
     def most_heads(self) -> int:
         """Attention heads of the layer that has the most."""
         return max(self.heads, self.decision_heads)
-
-
-def in_compute_dtype(name: str) -> bool:
-    """Whether the parameter `name` takes part in a matrix product that runs in the compute dtype."""
-    return name.startswith(("encoder.layers.", "head.layers.")) and "norm" not in name
-
-
-def place(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Move the model to `device`, its matrix products in `dtype` and all else in float32."""
-    for name, parameter in model.named_parameters():
-        parameter.data = parameter.data.to(device, dtype if in_compute_dtype(name) else torch.float32)
-    for buffer in model.buffers():
-        buffer.data = buffer.data.to(device)
 
 
 class Linear(nn.Linear):
@@ -294,29 +279,3 @@ class DecisionModel(nn.Module):
         logits = logits.masked_fill(absent, ABSENT_LOGIT)
         act = self.act_head(torch.cat((first, act_features(logits, counts)), dim=-1))
         return logits, act
-
-
-class _Uninitialised(TorchFunctionMode):
-    """Leaves parameters as they were allocated.
-
-    Not only to save time: on the meta device PyTorch would import its compiler for it, which sets the environment.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in (Tensor.uniform_, Tensor.normal_) or getattr(func, "__module__", "") == nn.init.__name__:
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
-
-
-def shape_model(config: ModelConfig) -> DecisionModel:
-    """A model whose parameters have shapes and no values, to be given some."""
-    with torch.device("meta"), _Uninitialised():
-        return DecisionModel(config)
-
-
-def parameter_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """The keys and shapes a checkpoint of this configuration must have."""
-    return {name: tuple(value.shape) for name, value in shape_model(config).state_dict().items()}

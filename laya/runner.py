@@ -19,8 +19,9 @@ from laya.decode import Logits
 from laya.errors import LayaError
 from laya.gate import Gate
 from laya.inputs import LEAST_MARKERS, ModelInputs, synthetic_inputs
-from laya.model import ABSENT_LOGIT, place
+from laya.model import ABSENT_LOGIT
 from laya.packing import Batch, Shapes, split_batch
+from laya.parameters import place
 from laya.sequence import EncodedSequences
 
 

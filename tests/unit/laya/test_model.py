@@ -7,8 +7,9 @@ from transformers import ModernBertConfig, ModernBertModel
 
 from laya.attention import MaskSpec, PaddedAttention, attention_masks
 from laya.inputs import ModelInputs, inputs_of_rows, widen
-from laya.model import ABSENT_LOGIT, DecisionModel, ModelConfig, act_features, in_compute_dtype
+from laya.model import ABSENT_LOGIT, DecisionModel, ModelConfig, act_features
 from laya.operations import Operations
+from laya.parameters import in_compute_dtype
 from tests.checkpoints import random_weights
 
 CONFIG = ModelConfig(
