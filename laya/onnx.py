@@ -22,6 +22,7 @@ from laya.inputs import LEAST_MARKERS, ModelInputs
 from laya.location import find_checkpoint
 from laya.model import DecisionModel
 from laya.operations import Operations
+from laya.parameters import shape_model
 from laya.precision import choose_device
 from laya.settings import Settings
 
@@ -53,8 +54,7 @@ class ONNXAgent(Agent):
         return super().set_backend(name, strict=True, warmup=warmup)
 
     def _make_context(self, asked: str | torch.device | None) -> BackendContext:
-        with torch.device("meta"):
-            model = DecisionModel(self.checkpoint.model_config)
+        model = shape_model(self.checkpoint.model_config)
         return BackendContext(model, choose_device(asked), torch.float32, self.checkpoint, onnx_path=self._onnx_path)
 
 
