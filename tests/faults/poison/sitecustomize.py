@@ -7,6 +7,7 @@ product knows nothing of it: the backend is replaced in the engine's table when 
 import ctypes
 import importlib.abc
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -46,7 +47,8 @@ def replace_eager(table):
 
         def faulty(inputs):
             time.sleep(asked["delay_s"])
-            rows = [" ".join(map(str, row)) for row in inputs.input_ids.tolist()]
+            ids, edges = inputs.input_ids.tolist(), inputs.offsets.tolist()
+            rows = [" ".join(map(str, ids[start:end])) for start, end in itertools.pairwise(edges)]
             for deed, ids in asked["marks"].items():
                 if any(" ".join(map(str, ids)) in row for row in rows):
                     DEEDS[deed](broken)
