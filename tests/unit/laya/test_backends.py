@@ -109,11 +109,26 @@ def test_an_unknown_backend_is_refused_with_the_names(own_agent: laya.Agent) -> 
     assert own_agent.backend == "eager"
 
 
+def not_for_this_machine(context: BackendContext) -> Backend:
+    raise BackendUnavailableError("wrong machine")
+
+
 def test_auto_takes_the_first_backend_that_runs(own_agent: laya.Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    factories = {**selection.FACTORIES, "tilelang": cannot_run, "compile": RecordingBackend}
+    factories = {**selection.FACTORIES, "tilelang": not_for_this_machine, "compile": RecordingBackend}
     monkeypatch.setattr(selection, "FACTORIES", factories)
-    own_agent.set_backend("auto")
+    own_agent.set_backend("auto", strict=True)
     assert isinstance(own_agent.backend_object, RecordingBackend)
+    assert own_agent.fallback_reason is None
+
+
+def test_auto_says_so_when_one_for_this_machine_is_broken(
+    own_agent: laya.Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factories = {**selection.FACTORIES, "tilelang": cannot_run, "compile": not_for_this_machine}
+    monkeypatch.setattr(selection, "FACTORIES", factories)
+    with pytest.warns(RuntimeWarning, match="'tilelang' cannot run: its wheels are square; running 'eager'"):
+        assert own_agent.set_backend("auto") == "eager"
+    assert own_agent.fallback_reason == "backend 'tilelang' cannot run: its wheels are square"
 
 
 def test_a_backend_runs_is_removed_and_leaves_the_model_alone(
