@@ -11,7 +11,7 @@ from laya.backends import selection
 from laya.backends.base import Backend, BackendContext
 from laya.backends.eager import EagerBackend
 from laya.backends.selection import Flags, choose_backend
-from laya.errors import BackendError
+from laya.errors import BackendError, BackendUnavailableError
 from laya.inputs import ModelInputs
 from laya.settings import Settings
 
