@@ -5,6 +5,7 @@ checkpoint's. Running it is `backends.aot`'s.
 """
 
 import json
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,8 @@ def write_artifact(model: DecisionModel, operations: Operations, description: Ma
     sizes = tuple(dict.fromkeys(range(tensor.dim()), torch.export.Dim.DYNAMIC) for tensor in arguments)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished{SUFFIX}")
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's, of its own use of it
         program = torch.export.export(ahead, arguments, dynamic_shapes=(sizes,), strict=False)
         torch._inductor.aoti_compile_and_package(
             program,
