@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 import laya
+from laya.packing import Shapes, plan_batch, split_batch
 from worker.halving import BatchFailedError, DeviceLostError, ForwardPass, Unscored, score_in_halves
+
+
+LENGTHS, SHAPES = np.full(64, 10), Shapes(max_len=512, heads=1, mask_bytes_per_element=0, padded=False)
+
+
+def halve(batch: laya.Batch) -> tuple[laya.Batch, laya.Batch]:
+    return split_batch(batch, LENGTHS, SHAPES)
 
 
 @dataclass
@@ -31,11 +39,11 @@ class Device:
 
 def score(device: Device, count: int, tries: int = 2) -> tuple[list[int], dict[int, Unscored]]:
     """Which sequences have logits, and which have a reason."""
-    batch = laya.Batch(np.arange(count), 16, count * 10)
+    batch = plan_batch(np.arange(count), LENGTHS, SHAPES)
     scored: list[int] = []
     unscored: dict[int, Unscored] = {}
     tokens = 0
-    for part, outcome, forward_ms in score_in_halves(ForwardPass(device.run, device.check, tries), batch):
+    for part, outcome, forward_ms in score_in_halves(ForwardPass(device.run, halve, device.check, tries), batch):
         assert forward_ms >= 0
         assert part.bucket_length == 16
         tokens += part.tokens
@@ -84,6 +92,6 @@ def test_a_fault_of_ours_is_raised_as_it_is() -> None:
     def run(_: laya.Batch) -> laya.Logits:
         raise TypeError("a bug")
 
-    forward = ForwardPass(run, lambda: None, 2)
+    forward = ForwardPass(run, halve, lambda: None, 2)
     with pytest.raises(TypeError, match="a bug"):
-        list(score_in_halves(forward, laya.Batch(np.arange(4), 16, 40)))
+        list(score_in_halves(forward, plan_batch(np.arange(4), LENGTHS, SHAPES)))
