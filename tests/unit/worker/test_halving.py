@@ -9,7 +9,6 @@ import laya
 from laya.packing import Shapes, plan_batch, split_batch
 from worker.halving import BatchFailedError, DeviceLostError, ForwardPass, Unscored, score_in_halves
 
-
 LENGTHS, SHAPES = np.full(64, 10), Shapes(max_len=512, heads=1, mask_bytes_per_element=0, padded=False)
 
 
