@@ -7,9 +7,9 @@ from torch import Tensor
 
 from laya.aot import AheadOfTimeModel, describe, find_artifact
 from laya.backends.base import Backend, BackendContext, ModelBackend
-from laya.backends.compile import step_arguments
+from laya.backends.compile import plural_arguments
 from laya.errors import BackendError
-from laya.inputs import LEAST_MARKERS, ModelInputs, widen
+from laya.inputs import ModelInputs
 from laya.operations import choose_operations
 
 
@@ -28,10 +28,8 @@ class AotBackend(ModelBackend):
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape
-        if rows < 2:  # it was exported for two sequences and more
-            inputs = widen(inputs, inputs.input_ids.shape[0] + 1, rows + 1, max(columns, LEAST_MARKERS))
         with torch.inference_mode():
-            logits, act = self._compiled(*step_arguments(inputs, max(inputs.longest, 2)))
+            logits, act = self._compiled(*plural_arguments(inputs))
         return logits[:rows, :columns], act[:rows]
 
 

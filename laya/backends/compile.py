@@ -53,10 +53,7 @@ class CompileBackend(ModelBackend):
         return logits[:rows, :columns], act[:rows]
 
     def _run(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        rows, columns = inputs.markers.shape
-        if rows < 2:  # torch would compile another graph for a single row
-            inputs = widen(inputs, len(inputs.input_ids) + 1, rows + 1, max(columns, LEAST_MARKERS))
-        return self._step(*step_arguments(inputs, max(inputs.longest, 2)))
+        return self._step(*mark_sizes(plural_arguments(inputs)))
 
     def _replay(self, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
         return graph_thread().submit(self._replay_alone, inputs, shape).result()
@@ -65,7 +62,7 @@ class CompileBackend(ModelBackend):
         with torch.no_grad():
             inputs = widen(inputs, shape.tokens, shape.sequences, shape.markers)
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            logits, act = self._graphed(*step_arguments(inputs, min(shape.tokens, self._max_len)))
+            logits, act = self._graphed(*mark_sizes(step_arguments(inputs, min(shape.tokens, self._max_len))))
             return logits.clone(), act.clone()  # the next replay, of whichever agent, writes over them
 
 
@@ -105,13 +102,25 @@ def forward_step(model: DecisionModel, operations: Operations) -> Step:
 
 
 def step_arguments(inputs: ModelInputs, longest: int) -> tuple[Tensor, ...]:
-    """What `forward_step` takes, with every size marked as one that changes, so that equal ones are not tied."""
+    """What `forward_step` takes."""
+    return (*inputs.tensors, torch.empty(longest, dtype=torch.int8, device=inputs.input_ids.device))
+
+
+def plural_arguments(inputs: ModelInputs) -> tuple[Tensor, ...]:
+    """`step_arguments` of which no size is 1: for that, torch would want another graph."""
+    rows, columns = inputs.markers.shape
+    if rows < 2:
+        inputs = widen(inputs, inputs.input_ids.shape[0] + 1, rows + 1, max(columns, LEAST_MARKERS))
+    return step_arguments(inputs, max(inputs.longest, 2))
+
+
+def mark_sizes(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tensors, with every size marked as one that changes, so that a compiler does not tie equal ones."""
     # Importing it lets torch place the compiler's cache, unless `keep_compiled` has done so.
     from torch._dynamo import maybe_mark_dynamic  # noqa: PLC0415
 
-    column = torch.empty(longest, dtype=torch.int8, device=inputs.input_ids.device)
     # No views: the graph would depend on the sizes of what they are views of.
-    tensors = tuple(tensor.clone() if tensor._is_view() else tensor for tensor in (*inputs.tensors, column))
+    tensors = tuple(tensor.clone() if tensor._is_view() else tensor for tensor in tensors)
     for tensor in tensors:
         maybe_mark_dynamic(tensor, list(range(tensor.dim())))
     return tensors
