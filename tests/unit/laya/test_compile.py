@@ -190,20 +190,19 @@ def test_kept_outputs_survive_replays_by_two_agents_in_threads(checkpoint_path: 
         assert all(reply == expected[place % 2] for reply in replies)
 
 
+def print_in_own_process(program: str, checkpoint: Path, **variables: str) -> str:
+    """What the program prints where nothing has said yet where compiled code is kept."""
+    environment = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE} | variables
+    command = [sys.executable, "-c", program, str(checkpoint)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
+
+
 def test_loading_without_compiling_leaves_the_environment_alone(checkpoint_path: Path) -> None:
     program = (
         "import os, sys, laya; before = dict(os.environ); laya.load(sys.argv[1], device='cpu');"
         f"assert os.environ == before; print(os.environ.get({CACHE_VARIABLE!r}))"
     )
-    environment = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(checkpoint_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-    )
-    assert run.stdout.strip() == "None"
+    assert print_in_own_process(program, checkpoint_path) == "None"
 
 
 def test_a_compiling_load_places_the_cache_before_torch_does(checkpoint_path: Path, tmp_path: Path) -> None:
@@ -211,12 +210,5 @@ def test_a_compiling_load_places_the_cache_before_torch_does(checkpoint_path: Pa
         "import os, sys, laya; laya.load(sys.argv[1], device='cpu', compile=True, compile_cache=True,"
         f"compile_warmup=False); print(os.environ[{CACHE_VARIABLE!r}])"
     )
-    environment = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(checkpoint_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment | {"XDG_CACHE_HOME": str(tmp_path)},
-    )
-    assert run.stdout.strip() == str(tmp_path / "laya" / "torchinductor")
+    placed = print_in_own_process(program, checkpoint_path, XDG_CACHE_HOME=str(tmp_path))
+    assert placed == str(tmp_path / "laya" / "torchinductor")
