@@ -32,6 +32,7 @@ def build_app(settings: Settings, device: str, name: str, watch: Watch) -> Celer
     app.conf.worker_consumer = count_refusals(vitals)
 
     def boot_session(**_: Any) -> None:
+        watch.note_death()
         ScoreShard.session = boot_child(settings, name, device, vitals)
 
     def drain(**_: Any) -> None:

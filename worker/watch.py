@@ -32,12 +32,13 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Watch:
-    """Watches over one worker: `parent` is Celery's object for it, whose pool has one child."""
+    """Watches over one worker. Its parent is Celery's object for it, whose pool has one child."""
 
     def __init__(self, settings: Settings, vitals: Vitals) -> None:
         self.settings = settings
         self.vitals = vitals
         self.exit_code = Exit.DRAINED
+        self._parent: Any = None
         self._child = 0  # process id of the child that was seen last
         self._process: Any = None  # of the child that the pool had last
         self._child_since = time.monotonic()
@@ -45,64 +46,68 @@ class Watch:
 
     def await_warm_child(self, parent: Any) -> None:
         """Return when the worker may take its first message; then go on watching in a thread."""
-        self._child, self._child_since = _child_of(parent), time.monotonic()
+        self._parent = parent
+        self._child, self._child_since = self._pid_of_child(), time.monotonic()
         while not self.vitals.is_warm(self._child):
             if self.vitals.draining.is_set():
-                self.end(parent, Exit.DRAINED)
-            if not any(process.is_alive() for process in parent.pool._pool._pool):
-                self.end(parent, Exit.BOOT_FAILED)  # Celery replaces no child yet
-            self._look_after_boot(parent)
+                self.end(Exit.DRAINED)
+            if not any(process.is_alive() for process in self._pool()):
+                self.end(Exit.BOOT_FAILED)  # Celery replaces no child yet
+            self._look_after_boot()
             time.sleep(LOOK_S)
         self.note_poll()
-        threading.Thread(target=self._watch, args=(parent,), name="watch", daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def note_poll(self) -> None:
         """The broker has answered, be it that there is no message."""
         self._polled_at = time.monotonic()
 
-    def end(self, parent: Any, code: Exit) -> None:
+    def note_death(self) -> None:
+        """Keep how a child ended, once Celery has removed it from the pool.
+
+        Its successor calls this too, in its copy of this object: it may ask before the parent's thread has looked.
+        """
+        process = next(iter(self._pool()), None)
+        if self._process is not None and process is not self._process and self.vitals.death is None:
+            self.vitals.death = _how_ended(self._process.exitcode)
+        self._process = process
+
+    def end(self, code: Exit) -> None:
         """End parent and child without taking another message, as Celery's own way out would."""
         if code is not Exit.DRAINED:
             log.error("the worker ends itself: %s", code.name.lower().replace("_", " "))
         with suppress(ProcessLookupError):
-            if child := _child_of(parent):
+            if child := self._pid_of_child():
                 os.kill(child, signal.SIGKILL)
         os._exit(code)
 
-    def _watch(self, parent: Any) -> None:
+    def _watch(self) -> None:
         while not self.vitals.draining.is_set():
-            self._look_after_boot(parent)
-            self._note_death(parent)
+            self._look_after_boot()
+            self.note_death()
             self._look_after_batch()
-            self._look_after_polls(parent)
-            self._look_after_memory(parent)
+            self._look_after_polls()
+            self._look_after_memory()
             time.sleep(LOOK_S)
 
-    def _look_after_boot(self, parent: Any) -> None:
+    def _look_after_boot(self) -> None:
         """Celery replaces a child that dies. One that died before it was warm is not replaced: the worker ends."""
-        now, child = time.monotonic(), _child_of(parent)
+        now, child = time.monotonic(), self._pid_of_child()
         died_cold = False
         if child != self._child:
             died_cold = self._child != 0 and not self.vitals.is_warm(self._child)
             self._child, self._child_since = child, now
         if died_cold or self.vitals.failed.is_set():
-            self.end(parent, Exit.BOOT_FAILED)
+            self.end(Exit.BOOT_FAILED)
         if not self.vitals.is_warm(child) and now - self._child_since > self.settings.boot_timeout_s:
-            self.end(parent, Exit.BOOT_TIMED_OUT)
+            self.end(Exit.BOOT_TIMED_OUT)
 
-    def _look_after_polls(self, parent: Any) -> None:
+    def _look_after_polls(self) -> None:
         """While it scores or boots again, a worker does not poll."""
         if state.reserved_requests or not self.vitals.is_warm(self._child):
             self.note_poll()
         elif time.monotonic() - self._polled_at > self.settings.poll_timeout_s:
-            self.end(parent, Exit.BROKER_SILENT)
-
-    def _note_death(self, parent: Any) -> None:
-        """Keep how a child ended for its successor, once Celery has removed it from the pool."""
-        process = next(iter(list(parent.pool._pool._pool)), None)
-        if self._process is not None and process is not self._process and self.vitals.death is None:
-            self.vitals.death = _how_ended(self._process.exitcode)
-        self._process = process
+            self.end(Exit.BROKER_SILENT)
 
     def _look_after_batch(self) -> None:
         """End a child whose batch takes too long: only its parent can, for in C it may hold Python's lock."""
@@ -115,7 +120,7 @@ class Watch:
             with suppress(ProcessLookupError):
                 os.kill(self._child, signal.SIGKILL)
 
-    def _look_after_memory(self, parent: Any) -> None:
+    def _look_after_memory(self) -> None:
         limit_bytes = self.settings.max_rss_bytes
         if limit_bytes is None or not self.vitals.is_warm(self._child) or _rss_bytes(self._child) <= limit_bytes:
             return
@@ -126,7 +131,15 @@ class Watch:
         # It drains between two batches; one batch alone may take all that the machine has.
         while time.monotonic() < give_up_at and _rss_bytes(self._child) <= KILL_AT * limit_bytes:
             time.sleep(LOOK_S)
-        self.end(parent, Exit.TOO_MUCH_MEMORY)
+        self.end(Exit.TOO_MUCH_MEMORY)
+
+    def _pool(self) -> list[Any]:
+        """Celery's objects of the pool's one child, or of none while it is being replaced or before it began."""
+        return list(self._parent.pool._pool._pool) if self._parent else []
+
+    def _pid_of_child(self) -> int:
+        """0 while there is none, or none has started."""
+        return next((int(process.pid or 0) for process in self._pool()), 0)
 
 
 def steps_of(watch: Watch) -> tuple[type[bootsteps.StartStopStep], type[bootsteps.StartStopStep]]:
@@ -163,11 +176,6 @@ def _noting(read: Callable[..., Any], note: Callable[[], None]) -> Callable[...,
         return delivered
 
     return read_and_note
-
-
-def _child_of(parent: Any) -> int:
-    """The process id of the pool's one child; 0 while it is being replaced."""
-    return next((int(process.pid) for process in list(parent.pool._pool._pool)), 0)
 
 
 def _rss_bytes(pid: int) -> int:
