@@ -57,7 +57,7 @@ def run(  # noqa: PLR0913 - one option each
     *,
     questions: Annotated[Path | None, typer.Option(help="YAML or JSON file of questions.")] = None,
     state: Annotated[
-        list[str] | None, typer.Option(help="Column of the text; repeat it to make a JSON object.")
+        list[str] | None, typer.Option(help="Column of the text or conversation; repeat it to make a JSON object.")
     ] = None,
     row_id: options.RowId = None,
     checkpoint: options.Checkpoint = "english",
@@ -183,8 +183,12 @@ def submit(  # noqa: PLR0913 - one option each
 
 @cli.command()
 def worker(
-    checkpoint: Annotated[str | None, typer.Option(help="Checkpoint to load and warm at boot.")] = None,
-    backend: Annotated[str | None, typer.Option(help="Backend to warm at boot.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Checkpoint to warm at boot; others are loaded when a job names them.")
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Backend to warm at boot: the one that your jobs ask for.")
+    ] = None,
     input_root: Annotated[list[str] | None, typer.Option(help="Folder or URL to read under; repeat it.")] = None,
 ) -> None:
     """Run one worker for each device of this machine, until told to stop."""
@@ -270,7 +274,12 @@ def cancel(job_id: options.JobId) -> None:
 
 
 @cli.command()
-def retry(job_id: options.JobId, max_row_errors: options.MaxRowErrors = None) -> None:
+def retry(
+    job_id: options.JobId,
+    max_row_errors: Annotated[
+        int | None, typer.Option(min=0, help="Rows that may stay without an answer; unset: as many as before.")
+    ] = None,
+) -> None:
     """Queue what a failed or cancelled job left unscored."""
     out.print(f"job {jobs.retry(job_id, max_row_errors=max_row_errors).id} queued")
 

@@ -63,7 +63,7 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
             sends each row to `english` or `multilingual` by its language.
         routes: for `router`, where these two are, when not where the public ones are.
         language_column: for `router`, a text column with each row's language; where it is null, it is detected.
-        backend: `auto`, `eager`, `compile`, `tilelang` or `onnx`.
+        backend: `auto`, `eager`, `compile`, `tilelang`, `aot` or `onnx`.
         priority: 0 (nightly) to 9 (urgent); a worker takes the most urgent shard next.
         idempotency_key: the same call again with the same key returns the first job instead of a second.
         max_row_errors: the job fails when more rows than this cannot be scored; None: never.

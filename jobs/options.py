@@ -25,7 +25,7 @@ RowId = Annotated[str | None, typer.Option(help="Column whose value is kept with
 Checkpoint = Annotated[
     str,
     typer.Option(
-        help="english, multilingual, typed-decisions, a Hub repository, or a folder; "
+        help="english, multilingual, typed-decisions, OWNER/REPOSITORY[/SUBFOLDER] on the Hub, or a folder; "
         "router: english or multilingual, by each row's language."
     ),
 ]
@@ -44,4 +44,7 @@ JobId = Annotated[
     int,
     typer.Argument(help="The job's id, as `laya-batch list` shows it.", show_default=False, callback=check_job_id),
 ]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of the database and the worker's log.", show_default=False)]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the database and the worker's log; unset: LAYA_BATCH_DATA_DIR.", show_default=False),
+]

@@ -1,4 +1,4 @@
-"""Every setting of laya-batch, read from the environment once. Nothing else reads the environment."""
+"""Every setting of laya-batch, read from the environment once. Nothing else of jobs reads the environment."""
 
 import difflib
 import json
@@ -57,10 +57,16 @@ class Settings(BaseSettings):
         description="Folders or URLs that a worker may read under, by commas or as a JSON list. A worker needs one.",
     )
     checkpoint: str = Field(
-        default="english", description="Checkpoint that a worker warms at boot; `router`: both that it sends rows to."
+        default="english",
+        description="Checkpoint that a worker warms at boot (`router`: both); a job may name another.",
     )
-    backend: BackendName = Field(default="auto", description="Backend that a worker warms at boot.")
-    rows_per_shard: PositiveInt = Field(default=4096, description="Rows that a worker claims at once.")
+    backend: BackendName = Field(
+        default="auto",
+        description="Backend that a worker warms at boot; a job that asks for another loads the model once more.",
+    )
+    rows_per_shard: PositiveInt = Field(
+        default=4096, description="Rows that a worker claims at once; read where a job is submitted or run."
+    )
     rows_per_window: PositiveInt = Field(
         default=2048, description="Rows read, tokenised and packed together, while the window before is scored."
     )

@@ -10,6 +10,7 @@ from laya.errors import BackendError, CheckpointError, LayaError, QuestionError,
 from laya.onnx import ONNXAgent, export_onnx
 from laya.packing import Batch, PackingLimits
 from laya.router import Route, Router, choose_route
+from laya.runner import Launched
 from laya.sequence import EncodedSequences, PreparedQuestions
 from laya.states import state_text
 
@@ -21,6 +22,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "EncodedSequences",
+    "Launched",
     "LayaError",
     "Logits",
     "ONNXAgent",

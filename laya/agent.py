@@ -24,7 +24,7 @@ from laya.packing import Batch, PackingLimits, default_limits, in_batches_of, pa
 from laya.precision import choose_device, choose_dtype
 from laya.questions import check_questions
 from laya.replies import render_replies
-from laya.runner import Degradations, Launched, Runner
+from laya.runner import Degradations, Launched, Runner, one_behind
 from laya.sequence import EncodedSequences, PreparedQuestions, SequenceLimits, encode_sequences, prepare_questions
 from laya.settings import Settings, read_settings
 from laya.tokenizer import TextTokenizer
@@ -128,18 +128,17 @@ class Agent:
 
     def forward(self, encoded: EncodedSequences, batch: Batch) -> Logits:
         """Run one batch on the active backend; the result is on the host when this returns."""
-        return self._runner.forward(encoded, batch)
+        return self.launch(encoded, batch).result()
+
+    def launch(self, encoded: EncodedSequences, batch: Batch) -> Launched:
+        """Queue one batch on the device, whose errors may come with the result."""
+        return self._runner.launch(encoded, batch)
 
     def forward_each(self, encoded: EncodedSequences, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Logits]]:
         """Run batches one after another, each laid out and queued while the device is busy with the one before."""
-        waiting: tuple[Batch, Launched] | None = None
-        for batch in batches:
-            launched = self._runner.launch(encoded, batch)
-            if waiting is not None:
-                yield waiting[0], waiting[1].result()
-            waiting = batch, launched
-        if waiting is not None:
-            yield waiting[0], waiting[1].result()
+        launches = ((batch, self.launch(encoded, batch)) for batch in batches)
+        for batch, launched in one_behind(launches, lambda launch: launch[1].done):
+            yield batch, launched.result()
 
     def halve(self, encoded: EncodedSequences, batch: Batch) -> tuple[Batch, Batch]:
         """A batch of two sequences or more as two."""

@@ -5,8 +5,9 @@ model moved there for as long as that takes.
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from laya.model import ABSENT_LOGIT
 from laya.packing import Batch, Shapes, split_batch
 from laya.parameters import place
 from laya.sequence import EncodedSequences
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -59,10 +62,6 @@ class Runner:
             self._install(choice, strict)
             before.close()
 
-    def forward(self, encoded: EncodedSequences, batch: Batch) -> Logits:
-        """Run one batch; the result is on the host when this returns."""
-        return self.launch(encoded, batch).result()
-
     def launch(self, encoded: EncodedSequences, batch: Batch) -> "Launched":
         """Queue one batch on the device. What does not fit there has been run in parts when this returns."""
         launched = self._try(encoded, batch)
@@ -73,7 +72,8 @@ class Runner:
         if len(batch) == 1:
             return Launched(self._forward_on_cpu(encoded, batch))
         self.degradations.splits += 1
-        first, second = (self.forward(encoded, half) for half in split_batch(batch, encoded.lengths, self.shapes))
+        halves = split_batch(batch, encoded.lengths, self.shapes)
+        first, second = (self.launch(encoded, half).result() for half in halves)
         return Launched(join(first, second))
 
     def warm(self, backend: Backend, shapes: Iterable[tuple[int, ...]]) -> None:
@@ -157,6 +157,11 @@ class Launched:
     logits: Logits
     copied: torch.cuda.Event | None = None
 
+    @property
+    def done(self) -> bool:
+        """Whether it ended as it was launched, as on a CPU."""
+        return self.copied is None
+
     def result(self) -> Logits:
         """Waits for this pass, not for those queued after it."""
         if self.copied is not None:
@@ -175,3 +180,17 @@ def run(backend: Backend, inputs: ModelInputs) -> Launched:
     copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record(torch.cuda.current_stream(logits.device))
     return Launched(Logits(host[0].numpy(), host[1].numpy()), copied)
+
+
+def one_behind(items: Iterable[T], done: Callable[[T], bool]) -> Iterator[T]:
+    """Yield what is done at once, and anything else once the item after it is there, or has failed to come."""
+    waiting: list[T] = []
+    try:
+        for item in items:
+            waiting.append(item)
+            while len(waiting) > 1 or (waiting and done(waiting[0])):
+                yield waiting.pop(0)
+    except Exception:
+        yield from waiting
+        raise
+    yield from waiting

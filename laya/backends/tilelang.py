@@ -12,7 +12,7 @@ from laya.backends.base import Backend, BackendContext, ModelBackend
 from laya.errors import BackendUnavailableError
 from laya.inputs import ModelInputs
 from laya.operations import PackedOperations, choose_operations
-from laya.tl_kernels.kernel import tilelang
+from laya.tl_kernels.arguments import HALVES
 
 
 class TileLangAttention(PackedAttention):
@@ -55,10 +55,15 @@ class TileLangBackend(ModelBackend):
 
 
 def build_tilelang(context: BackendContext) -> Backend:
-    """Raises BackendUnavailableError away from CUDA's half precision, or where TileLang is not installed."""
+    """Raises BackendUnavailableError away from CUDA's half precision, or where TileLang is not installed.
+
+    BackendError when it cannot compile here.
+    """
     if not isinstance(choose_operations(context.device, context.dtype), PackedOperations):
         raise BackendUnavailableError(
             f"it runs bf16 and fp16 on CUDA of compute capability 8.0 or more, not {context.dtype} on {context.device}"
         )
-    tilelang()
+    # One kernel now: a machine that cannot compile is better found here than at the first batch.
+    config, dtype = context.checkpoint.model_config, HALVES[context.dtype]
+    kernels.add_ln_kernel(config.hidden_size, dtype, dtype, config.norm_bias).compile(context.device)
     return TileLangBackend(context)
