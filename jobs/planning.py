@@ -90,11 +90,16 @@ def is_url(name: str) -> bool:
 
 
 def open_input(name: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem and the path in it of a file that `find_files` named."""
+    """The filesystem and the path in it of a file that `find_files` named.
+
+    Raises InputError for a URL that means nothing, UnreadableInputError when the filesystem cannot be reached.
+    """
     try:
         return fs.FileSystem.from_uri(name) if is_url(name) else (fs.LocalFileSystem(), name)
-    except (pa.ArrowInvalid, OSError, ValueError) as error:
+    except (pa.ArrowInvalid, ValueError) as error:
         raise InputError(f"{name}: cannot be opened: {error}") from error
+    except OSError as error:
+        raise UnreadableInputError(f"{name}: cannot be reached: {error}") from error
 
 
 def identify(name: str) -> InputFile:

@@ -107,7 +107,10 @@ class Supervisor:
         if worker.process is None:
             if time.monotonic() >= worker.start_not_before:
                 log.info("starting a worker on %s", worker.device)
-                worker.start(self.settings)
+                try:
+                    worker.start(self.settings)
+                except OSError as error:  # no memory, or no process, to be had at the moment
+                    log.error("the worker on %s: %s; next try in %.0f s", worker.device, error, worker.plan_restart())  # noqa: TRY400
             return 0
         if (code := worker.process.poll()) is None:
             return 0
@@ -126,6 +129,7 @@ class Supervisor:
             Exit.BOOT_FAILED: "its process ended while it booted",
             Exit.BOOT_TIMED_OUT: f"it was not warm after {settings.boot_timeout_s:g} s (boot_timeout_s)",
             Exit.BROKER_SILENT: f"the broker did not answer for {settings.poll_timeout_s:g} s (poll_timeout_s)",
+            Exit.UNWATCHED: "what watches over it failed; the log says why",
             Exit.TOO_MUCH_MEMORY: f"it had more than {settings.max_rss_bytes} bytes in memory (max_rss_bytes)",
         }
         return reasons.get(code, f"it was killed by signal {-code}" if code < 0 else f"it ended with code {code}")
@@ -141,6 +145,8 @@ class Supervisor:
         except LayaBatchError as error:
             self.database_was_away |= isinstance(error, DatabaseError)
             log.warning("sweep: %s", error)
+        except Exception:  # whatever it is, it is no reason to stop the workers
+            log.exception("sweep")
         return self.settings.sweep_s
 
     def _stop_workers(self) -> None:
@@ -154,7 +160,8 @@ class Supervisor:
         except subprocess.TimeoutExpired:
             log.warning("killing what did not drain in %.0f s; its lease brings the shard back", DRAIN_TIMEOUT_S)
             self._kill_workers()
-        for name in running:
+        for name, process in running.items():
+            _kill_group(process)  # a child that outlived its parent
             self._record_end(name, None)
 
     def _record_end(self, name: str, reason: str | None) -> None:

@@ -22,6 +22,7 @@ class Exit(IntEnum):
     BOOT_TIMED_OUT = 4
     BROKER_SILENT = 5
     TOO_MUCH_MEMORY = 6
+    UNWATCHED = 7
 
 
 def boot_child(settings: Settings, owner: str, device: str, vitals: Vitals) -> "Session":

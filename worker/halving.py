@@ -86,7 +86,6 @@ def _attempt(forward: ForwardPass, part: laya.Batch) -> laya.Logits | Unscored:
 
 
 def _check_device(forward: ForwardPass, failed: Unscored) -> None:
-    torch.cuda.empty_cache()  # nothing, where there is no GPU
     try:
         forward.check_device()
     except FORWARD_ERRORS as error:

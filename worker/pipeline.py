@@ -3,7 +3,7 @@
 Owns the two threads and how errors and stops travel between them. What each stage does is handed in.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -13,7 +13,7 @@ T = TypeVar("T")
 WRITES_AHEAD = 2  # batches that may wait to be saved before scoring waits for them
 
 
-def read_ahead(items: Iterator[T]) -> Iterator[T]:
+def read_ahead(items: Iterator[T]) -> Generator[T, None, None]:
     """Yield the items, each fetched in a thread while the one before is used; an error arrives where it is fetched."""
     with ThreadPoolExecutor(1, "read-ahead") as thread:
         fetched = thread.submit(next, items, None)
@@ -28,11 +28,12 @@ class WriteBehind:
     def __init__(self, thread: ThreadPoolExecutor) -> None:
         self._thread = thread
         self._pending: list[Future[None]] = []
+        self._failed = False
 
     def put(self, write: Callable[[], None]) -> None:
         """Queue a write; waits while too many are queued, and raises what an earlier one raised."""
         self._await(WRITES_AHEAD)
-        self._pending.append(self._thread.submit(self._run, write, list(self._pending)))
+        self._pending.append(self._thread.submit(self._run, write))
 
     def flush(self) -> None:
         """Wait until all is written; raises what a write raised."""
@@ -42,10 +43,14 @@ class WriteBehind:
         while self._pending and (len(self._pending) > allowed or self._pending[0].done()):
             self._pending.pop(0).result()
 
-    @staticmethod
-    def _run(write: Callable[[], None], before: list[Future[None]]) -> None:
-        if all(earlier.exception() is None for earlier in before):
+    def _run(self, write: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
             write()
+        except BaseException:
+            self._failed = True
+            raise
 
 
 @contextmanager

@@ -3,13 +3,14 @@
 Made in the child process, after the fork: the parent touches neither CUDA nor a tokenizer.
 """
 
+import logging
 import platform
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,8 +27,7 @@ from worker.sweep import send_again
 from worker.timing import Stopwatch
 from worker.vitals import Stage, Vitals
 
-if TYPE_CHECKING:
-    from worker.routing import Scorer
+log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_LEASE = 4
 
@@ -50,7 +50,8 @@ class Session:
 
     def within(self, stage: Stage) -> AbstractContextManager[None]:
         """The block must end in time, or the parent ends this process."""
-        return self.vitals.within(stage, self.settings.batch_timeout_s)
+        settings = self.settings
+        return self.vitals.within(stage, settings.boot_timeout_s if stage == "load" else settings.batch_timeout_s)
 
     def __post_init__(self) -> None:
         self.agents = Residents(self._load_agent)
@@ -103,12 +104,15 @@ class Session:
         """Show that the process lives, and prolong the lease of the shard in its hands; run in a daemon thread."""
         pause = threading.Event()
         while not pause.wait(self.settings.lease_s / HEARTBEATS_PER_LEASE):
-            # What goes wrong here shows at the next write of the shard; the next beat may succeed.
-            with suppress(LayaBatchError):
-                workers.beat(self.db, self.worker_id, self.vitals.refused - self.refused_before)
+            try:
                 if (claim := self.claim) is not None:
-                    with suppress(LeaseLostError):
+                    with suppress(LeaseLostError):  # which the next write of the shard will meet, too
                         leases.renew_lease(self.db, claim, self.settings.lease_s)
+                workers.beat(self.db, self.worker_id, self.vitals.refused - self.refused_before)
+            except LayaBatchError as error:
+                log.warning("no heartbeat this time: %s", error)
+            except Exception:  # whatever it is, the next beat must come
+                log.exception("no heartbeat this time")
 
 
 @dataclass(frozen=True)
@@ -137,18 +141,39 @@ def boot_session(settings: Settings, db: Database, birth: Birth, vitals: Vitals)
     return session
 
 
+@dataclass(frozen=True)
+class RanOn:
+    """What ran a batch: the backend, why it was not the one asked for, the device's name and the dtype."""
+
+    backend: str
+    fallback_reason: str | None
+    device: str
+    dtype: str
+
+
+def ran_on(agent: laya.Agent) -> RanOn:
+    """What runs the agent's batches now: it changes when a device is short of memory."""
+    # A GPU's name is what people compare speeds by; the worker's row tells which one of several it was.
+    device = torch.cuda.get_device_name(agent.device) if agent.device.type == "cuda" else str(agent.device)
+    return RanOn(agent.backend, agent.fallback_reason, device, _dtype_name(agent))
+
+
 def describe_batch(
-    session: Session, scorer: "Scorer", batch: laya.Batch, logits: laya.Logits, stage_ms: dict[str, float]
+    session: Session,
+    checkpoint: str,
+    ran: RanOn,
+    batch: laya.Batch,
+    logits: laya.Logits,
+    stage_ms: dict[str, float],
 ) -> leases.BatchRecord:
     """What the database keeps of a batch: what ran, on how much, and the milliseconds of each stage."""
-    agent = scorer.agent
     return leases.BatchRecord(
         worker_id=session.worker_id,
-        checkpoint=scorer.checkpoint,
-        backend=agent.backend,
-        fallback_reason=agent.fallback_reason,
-        device=_device_name(agent.device),
-        dtype=_dtype_name(agent),
+        checkpoint=checkpoint,
+        backend=ran.backend,
+        fallback_reason=ran.fallback_reason,
+        device=ran.device,
+        dtype=ran.dtype,
         bucket_length=batch.bucket_length,
         sequences=len(batch),
         tokens=batch.tokens,
@@ -157,11 +182,6 @@ def describe_batch(
         cpu_sequences=logits.on_cpu,
         **{f"{stage}_ms": stage_ms[stage] for stage in ("read", "tokenise", "forward", "decode")},
     )
-
-
-def _device_name(device: torch.device) -> str:
-    """What people compare speeds by; the worker's row tells which one of several it was."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def _dtype_name(agent: laya.Agent) -> str:

@@ -8,10 +8,13 @@ claim's fence: a worker that lost its lease saves nothing.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import torch
 
 import laya
 from jobs.errors import InputError
@@ -23,7 +26,7 @@ from worker.answers import result_rows
 from worker.halving import FORWARD_ERRORS, ForwardPass, Unscored, score_in_halves
 from worker.pipeline import WriteBehind, read_ahead, write_behind
 from worker.routing import Scorer, load_scorers
-from worker.session import CheckpointChangedError, Session, describe_batch
+from worker.session import CheckpointChangedError, RanOn, Session, describe_batch, ran_on
 from worker.suspects import suspect_groups
 from worker.timing import Stopwatch
 from worker.windows import PreparedWindow, prepare_windows
@@ -55,7 +58,8 @@ def run_shard(session: Session, claim: Claim) -> None:
         DeviceLostError: this process can score no more.
         InputError, laya.LayaError, DatabaseError: the attempt failed.
     """
-    scorers = load_scorers(session, claim)
+    with session.within("load"):
+        scorers = load_scorers(session, claim)
     for group in suspect_groups(session, claim):  # none, unless a process has died of this shard
         _score_rows(session, group, scorers)
     _score_rows(session, claim, scorers)
@@ -63,55 +67,78 @@ def run_shard(session: Session, claim: Claim) -> None:
 
 def _score_rows(session: Session, claim: Claim, scorers: dict[str, Scorer]) -> None:
     """Score and save the claim's rows; all is saved when this returns."""
-    with write_behind() as writes:
-        launches = _launch_batches(session, claim, scorers, writes)
+    # Closed before the shard ends, however it does: else its reader would go on beside the next shard's.
+    with write_behind() as writes, closing(_launch_batches(session, claim, scorers, writes)) as launches:
         for flight in one_behind(launches, lambda flight: flight.done):
             _score_batch(session, claim, flight, writes)
 
 
 def _launch_batches(
     session: Session, claim: Claim, scorers: dict[str, Scorer], writes: WriteBehind
-) -> Iterator["Flight"]:
-    for window in read_ahead(prepare_windows(session, claim, scorers)):
-        if window.errors:
-            writes.put(partial(_save_errors, session, claim, window.errors))
-        for batch in window.batches:
-            if session.vitals.draining.is_set():
-                raise DrainingError
-            yield _launch(session, claim, window, batch)
+) -> Generator["Flight", None, None]:
+    with closing(read_ahead(prepare_windows(session, claim, scorers))) as windows:
+        for window in windows:
+            if window.errors:
+                writes.put(partial(_save_errors, session, claim, window.errors))
+            for batch in window.batches:
+                if session.vitals.draining.is_set():
+                    raise DrainingError
+                yield _launch(session, claim, window, batch)
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A batch on its way through the device, or what its launch raised after `launch_ms`."""
+    """A batch on its way through the device, or what its launch raised after `launch_ms`; and what runs it."""
 
     window: PreparedWindow
     batch: laya.Batch
     launched: laya.Launched | Exception
     launch_ms: float
+    ran_on: RanOn
 
     @property
     def done(self) -> bool:
         """Whether there is nothing to wait for."""
         return isinstance(self.launched, Exception) or self.launched.done
 
+    def land(self, session: Session) -> laya.Logits:
+        """Wait for it; raises what the pass raised."""
+        if isinstance(self.launched, Exception):
+            raise self.launched
+        with session.within("forward"):
+            return self.launched.result()
+
 
 def _launch(session: Session, claim: Claim, window: PreparedWindow, batch: laya.Batch) -> Flight:
     log.debug("%s: scoring %d sequences", claim, len(batch))
-    watch = Stopwatch()
+    agent, watch = window.part.scorer.agent, Stopwatch()
     launched: laya.Launched | Exception
     with session.within("forward"), watch.time("launch"):
         try:
-            launched = window.part.scorer.agent.launch(window.encoded, batch)
+            launched = agent.launch(window.encoded, batch)
         except FORWARD_ERRORS as error:
             launched = error.with_traceback(None)  # which would hold the memory of the pass
-    return Flight(window, batch, launched, watch.ms["launch"])
+    return Flight(window, batch, launched, watch.ms["launch"], ran_on(agent))
 
 
 def _score_batch(session: Session, claim: Claim, flight: Flight, writes: WriteBehind) -> None:
-    window, launch_ms = flight.window, flight.launch_ms
+    window, batch, launch_ms = flight.window, flight.batch, flight.launch_ms
     agent, prepared = window.part.scorer.agent, window.part.scorer.prepared
-    for part, scored, forward_ms in score_in_halves(_forward_pass(session, claim, flight), flight.batch):
+    launched = [flight]
+
+    def run(part: laya.Batch) -> laya.Logits:
+        nonlocal flight  # at first the one of the whole batch, which is tried first
+        flight = launched.pop() if launched else _launch(session, claim, window, part)
+        return flight.land(session)
+
+    def check_device() -> None:
+        _, shortest = agent.warmup_shapes(session.limits_of(agent))[-1]
+        with session.within("forward"):
+            torch.cuda.empty_cache()  # nothing, where there is no GPU
+            agent.warmup([(1, shortest)])
+
+    forward = ForwardPass(run, partial(agent.halve, window.encoded), check_device, session.settings.max_attempts)
+    for part, scored, forward_ms in score_in_halves(forward, batch):
         if isinstance(scored, Unscored):
             writes.put(partial(_save_errors, session, claim, [_unscored_error(window, part, scored)]))
             continue
@@ -121,34 +148,10 @@ def _score_batch(session: Session, claim: Claim, flight: Flight, writes: WriteBe
         share = len(part) / len(window.encoded)
         prepare_ms = {stage: ms * share for stage, ms in window.stage_ms.items()}
         stage_ms = {**prepare_ms, "forward": launch_ms + forward_ms, **watch.ms}
-        launch_ms = 0.0  # told once
-        record = describe_batch(session, window.part.scorer, part, scored, stage_ms)
+        launch_ms = 0.0  # told once; a part's own is in its forward
+        record = describe_batch(session, window.part.scorer.checkpoint, flight.ran_on, part, scored, stage_ms)
         rows = partial(result_rows, prepared, window.part.window, answers, window.part.routes)
         writes.put(partial(_save_batch, session, claim, record, rows))
-
-
-def _forward_pass(session: Session, claim: Claim, flight: Flight) -> ForwardPass:
-    agent, encoded = flight.window.part.scorer.agent, flight.window.encoded
-    first = [flight.launched]  # of the batch as it is, which is tried first
-
-    def run(batch: laya.Batch) -> laya.Logits:
-        if not first:
-            return _land(session, _launch(session, claim, flight.window, batch).launched)
-        return _land(session, first.pop())
-
-    def check_device() -> None:
-        _, shortest = agent.warmup_shapes(session.limits_of(agent))[-1]
-        with session.within("forward"):
-            agent.warmup([(1, shortest)])
-
-    return ForwardPass(run, partial(agent.halve, encoded), check_device, session.settings.max_attempts)
-
-
-def _land(session: Session, launched: laya.Launched | Exception) -> laya.Logits:
-    if isinstance(launched, Exception):
-        raise launched
-    with session.within("forward"):
-        return launched.result()
 
 
 def _save_batch(

@@ -5,11 +5,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.sharedctypes import RawArray, RawValue
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from worker.flag import Flag
 
-Stage = Literal["prepare", "forward"]  # they run at once, each with a deadline of its own
+Stage = Literal["load", "prepare", "forward"]  # some run at once, each with a deadline of its own
 DEATH_BYTES = 200
 
 
@@ -23,7 +23,8 @@ class Vitals:
         self.failed = Flag()  # a child could not boot
         self.draining = Flag()
         self._warm_pid = RawValue("i", 0)
-        self._deadlines = {stage: RawValue("d", 0.0) for stage in ("prepare", "forward")}  # monotonic seconds; 0: none
+        # In monotonic seconds; 0: none.
+        self._deadlines: dict[Stage, Any] = {stage: RawValue("d", 0.0) for stage in get_args(Stage)}
         self._death = RawArray("c", DEATH_BYTES)
         self._refused = RawValue("q", 0)
 
@@ -45,7 +46,7 @@ class Vitals:
         finally:
             deadline.value = 0.0
 
-    def overdue(self) -> str | None:
+    def overdue(self) -> Stage | None:
         """The stage that should have ended by now, if any."""
         now = time.monotonic()
         return next((stage for stage, deadline in self._deadlines.items() if 0 < deadline.value < now), None)

@@ -21,12 +21,18 @@ from celery.worker import state
 
 from jobs.settings import Settings
 from worker.boot import Exit
-from worker.vitals import Vitals
+from worker.vitals import Stage, Vitals
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 DRAIN_TIMEOUT_S = 110.0  # for the batch in work; below the two minutes that the compose file gives
+# By stage: what is done, and the setting that says how long it may take.
+DEADLINES: dict[Stage, tuple[str, str]] = {
+    "load": ("loading a checkpoint", "boot_timeout_s"),
+    "prepare": ("reading rows", "batch_timeout_s"),
+    "forward": ("scoring a batch", "batch_timeout_s"),
+}
 KILL_AT = 1.5  # times the memory limit
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -82,13 +88,27 @@ class Watch:
         os._exit(code)
 
     def _watch(self) -> None:
-        while not self.vitals.draining.is_set():
-            self._look_after_boot()
-            self.note_death()
+        try:
+            while not self.vitals.draining.is_set():
+                self._look_after_boot()
+                self.note_death()
+                self._look_after_batch()
+                self._look_after_polls()
+                self._look_after_memory()
+                time.sleep(LOOK_S)
+            self._watch_drain()
+        except Exception:  # a worker that nobody watches may hang for ever
+            log.exception("the watch failed")
+            self.end(Exit.UNWATCHED)
+
+    def _watch_drain(self) -> None:
+        """It drains between two batches; a batch may hang, and one alone may take all the memory that there is."""
+        give_up_at = time.monotonic() + DRAIN_TIMEOUT_S
+        while time.monotonic() < give_up_at and not self._has_too_much_memory(KILL_AT):
             self._look_after_batch()
-            self._look_after_polls()
-            self._look_after_memory()
             time.sleep(LOOK_S)
+        log.error("the batch in work does not end: killing its process; its lease brings the shard back")
+        self.end(self.exit_code)
 
     def _look_after_boot(self) -> None:
         """Celery replaces a child that dies. One that died before it was warm is not replaced: the worker ends."""
@@ -112,26 +132,25 @@ class Watch:
     def _look_after_batch(self) -> None:
         """End a child whose batch takes too long: only its parent can, for in C it may hold Python's lock."""
         if stage := self.vitals.overdue():
-            doing = "scoring a batch" if stage == "forward" else "reading rows"
-            how = f"{doing} took longer than LAYA_BATCH_BATCH_TIMEOUT_S={self.settings.batch_timeout_s:g}"
+            doing, setting = DEADLINES[stage]
+            how = f"{doing} took longer than LAYA_BATCH_{setting.upper()}={getattr(self.settings, setting):g}"
             log.error("ending the scoring process: %s", how)
             self.vitals.death = how  # before it dies: its successor asks
             self.vitals.forget_deadlines()
-            with suppress(ProcessLookupError):
-                os.kill(self._child, signal.SIGKILL)
+            if self._child:
+                with suppress(ProcessLookupError):
+                    os.kill(self._child, signal.SIGKILL)
 
     def _look_after_memory(self) -> None:
+        if self.vitals.is_warm(self._child) and self._has_too_much_memory():
+            log.warning("the scoring process has more than %d bytes in memory: draining", self.settings.max_rss_bytes)
+            self.exit_code = Exit.TOO_MUCH_MEMORY
+            self.vitals.draining.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _has_too_much_memory(self, times: float = 1.0) -> bool:
         limit_bytes = self.settings.max_rss_bytes
-        if limit_bytes is None or not self.vitals.is_warm(self._child) or _rss_bytes(self._child) <= limit_bytes:
-            return
-        log.warning("the scoring process has %d bytes in memory, of %d: draining", _rss_bytes(self._child), limit_bytes)
-        self.exit_code = Exit.TOO_MUCH_MEMORY
-        os.kill(os.getpid(), signal.SIGTERM)
-        give_up_at = time.monotonic() + DRAIN_TIMEOUT_S
-        # It drains between two batches; one batch alone may take all that the machine has.
-        while time.monotonic() < give_up_at and _rss_bytes(self._child) <= KILL_AT * limit_bytes:
-            time.sleep(LOOK_S)
-        self.end(Exit.TOO_MUCH_MEMORY)
+        return limit_bytes is not None and _rss_bytes(self._child) > times * limit_bytes
 
     def _pool(self) -> list[Any]:
         """Celery's objects of the pool's one child, or of none while it is being replaced or before it began."""
@@ -182,7 +201,7 @@ def _rss_bytes(pid: int) -> int:
     """Its resident memory; 0 where the system has no /proc."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * PAGE_BYTES
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return 0
 
 

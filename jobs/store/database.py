@@ -207,8 +207,10 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 def _prepare_postgresql(connection: Any, _record: object) -> None:
     connection.autocommit = True
     with suppress(psycopg.OperationalError):  # a connection that broke so soon shows it at its first statement
-        connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
-        connection.autocommit = False
+        try:
+            connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
+        finally:
+            connection.autocommit = False
 
 
 def _begin_postgresql(connection: sa.Connection) -> None:

@@ -12,7 +12,7 @@ from schemas.tables import row_errors, shards
 from tests.faults import poisoned
 from tests.faults.poisoned import WORDS, check_rows, finish, make_faulty, submit
 from tests.faults.report import FaultReport
-from tests.integration.service import Service, make_texts, serve, write_tickets
+from tests.integration.service import QUESTIONS, Service, make_texts, serve, write_tickets
 
 ATTEMPTS = 2
 
@@ -87,6 +87,18 @@ def test_a_row_that_hangs_in_c_is_ended_at_the_deadline_and_set_aside(service: S
     (error,) = service.query(sa.select(row_errors))
     assert "scoring a batch took longer than LAYA_BATCH_BATCH_TIMEOUT_S=3" in error.message
     poisoned.record(report, "a text that hangs in C", count_deaths(service), service, job)
+
+
+@pytest.mark.faults
+def test_a_batch_that_hangs_while_its_orphaned_worker_drains_is_ended(service: Service) -> None:
+    service.settings = service.settings.model_copy(update={"batch_timeout_s": 5.0})
+    supervisor = service.start_worker()
+    parents = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
+    submit(service, write(service, 1, {0: "hang"}))
+    service.wait_for(lambda: f"scoring {len(QUESTIONS)} sequences" in service.log)
+    supervisor.kill()
+    service.wait_for(lambda: not any(Path("/proc", parent).exists() for parent in parents))
+    assert "ending the scoring process: scoring a batch took longer than LAYA_BATCH_BATCH_TIMEOUT_S=5" in service.log
 
 
 @pytest.mark.faults

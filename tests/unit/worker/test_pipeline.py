@@ -59,6 +59,20 @@ def test_a_failed_write_stops_the_writer_and_the_writes_behind_it() -> None:
     assert written == [0, 1]
 
 
+def test_nothing_is_written_after_a_failure_though_it_was_told_of() -> None:
+    written: list[int] = []
+
+    def fail() -> None:
+        raise OSError("disk full")
+
+    with write_behind() as writes:
+        writes.put(fail)
+        with pytest.raises(OSError, match="disk full"):
+            writes.flush()
+        writes.put(lambda: written.append(1))
+    assert written == []
+
+
 def test_the_last_write_fails_the_block() -> None:
     def fail() -> None:
         raise OSError("disk full")
