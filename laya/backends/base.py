@@ -51,6 +51,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     compiles: ClassVar[bool] = False  # whether its first forward pass takes much longer than the next
+    device: torch.device  # where its inputs must lie
 
     @property
     @abstractmethod
@@ -74,6 +75,7 @@ class ModelBackend(Backend):
     """One that runs the context's model, by operations of its own."""
 
     def __init__(self, context: BackendContext, operations: Operations) -> None:
+        self.device = context.device
         self._model, self._dtype, self._operations = context.model, context.dtype, operations
 
     @property

@@ -118,12 +118,15 @@ class Moves:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
-@pytest.mark.parametrize("backend", ["eager", "compile", "tilelang"])
+@pytest.mark.parametrize("backend", ["eager", "compile", "tilelang", "aot"])
 def test_a_full_device_splits_batches_and_sends_what_fits_nowhere_to_the_cpu(
-    checkpoint_path: Path, backend: str
+    checkpoint_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if backend == "tilelang":
         pytest.importorskip("tilelang")
+    if backend == "aot":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        laya.export_aot(checkpoint_path, device="cuda")
     roomy = laya.load(checkpoint_path, device="cuda", backend=backend, strict=True)
     states = [f"state {'word ' * 60}{i}" for i in range(3000)]
     expected = roomy.predict_batch(states, QUESTIONS)
