@@ -47,7 +47,7 @@ class AotBackend(ModelBackend):
         del self._compiled, self._constants
 
     def _load(self) -> Any:
-        from torch._inductor.package import load_package  # noqa: PLC0415 - the compiler takes long to import
+        from torch._inductor.package.package import load_package  # noqa: PLC0415 - the compiler takes long to import
 
         if not self.padded:  # the program calls an operator by name that torch registers on this import
             from torch.nn.attention import varlen  # noqa: F401, PLC0415

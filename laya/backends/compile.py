@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -38,31 +39,31 @@ class CompileBackend(ModelBackend):
     def __init__(self, context: BackendContext) -> None:
         options = context.compiling
         super().__init__(context, choose_operations(context.device, context.dtype))
-        step = forward_step(context.model, self._operations)
+        step = with_own_code(forward_step(context.model, self._operations))
         self._step: Step = torch.compile(step, dynamic=True, fullgraph=True)
         self._max_len = context.checkpoint.max_len
-        self._has_graphs = options.mode == "reduce-overhead" and context.device.type == "cuda"
-        self._graphed: Step = torch.compile(step, dynamic=True, fullgraph=True, mode="reduce-overhead")
+        # Where sequences are padded, a graph shape would pad its filling and every empty sequence too.
+        graphed = options.mode == "reduce-overhead" and context.device.type == "cuda" and not self.padded
+        self._graphed: Step | None = (
+            torch.compile(step, dynamic=True, fullgraph=True, mode="reduce-overhead") if graphed else None
+        )
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape
-        shape = graph_shape(len(inputs.input_ids), rows, columns) if self._has_graphs else None
+        shape = None if self._graphed is None else graph_shape(len(inputs.input_ids), rows, columns)
         # Not inference mode: torch compiles again for tensors that were made in it.
         with torch.no_grad():
-            logits, act = self._run(inputs) if shape is None else self._replay(inputs, shape)
+            if self._graphed is None or shape is None:
+                logits, act = self._step(*mark_sizes(plural_arguments(inputs)))
+            else:
+                logits, act = graph_thread().submit(self._replay, self._graphed, inputs, shape).result()
         return logits[:rows, :columns], act[:rows]
 
-    def _run(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        return self._step(*mark_sizes(plural_arguments(inputs)))
-
-    def _replay(self, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
-        return graph_thread().submit(self._replay_alone, inputs, shape).result()
-
-    def _replay_alone(self, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
+    def _replay(self, graphed: Step, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             inputs = widen(inputs, shape.tokens, shape.sequences, shape.markers)
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            logits, act = self._graphed(*mark_sizes(step_arguments(inputs, min(shape.tokens, self._max_len))))
+            logits, act = graphed(*mark_sizes(step_arguments(inputs, min(shape.tokens, self._max_len))))
             return logits.clone(), act.clone()  # the next replay, of whichever agent, writes over them
 
 
@@ -99,6 +100,15 @@ def forward_step(model: DecisionModel, operations: Operations) -> Step:
         return logits, act
 
     return step
+
+
+def with_own_code(step: Step) -> Step:
+    """The same function with a code object of its own.
+
+    By that torch counts what it compiles, up to a limit, and by that it keeps it: else all models of a process, each
+    again whenever it came back to its device, would share one limit, and what was compiled for those gone would stay.
+    """
+    return FunctionType(step.__code__.replace(), step.__globals__, step.__name__, closure=step.__closure__)
 
 
 def step_arguments(inputs: ModelInputs, longest: int) -> tuple[Tensor, ...]:

@@ -1,5 +1,6 @@
 """torch.compile for real: on the CPU through the flag, on CUDA as a backend."""
 
+import functools
 import itertools
 import os
 import subprocess
@@ -16,10 +17,12 @@ from torch._dynamo.utils import counters
 
 import laya
 from laya.backends import compile as compile_backend
+from laya.backends.base import CompileOptions
 from laya.backends.compile import CACHE_VARIABLE, CompileBackend, keep_compiled
 from laya.errors import BackendError
 from laya.inputs import inputs_of_rows
 from laya.settings import Settings, read_settings
+from tests.checkpoints import CheckpointSpec, make_checkpoint
 
 QUESTIONS: dict[str, Any] = {
     "topic": {"type": "choice", "instructions": "Which?", "criteria": ["a", "b", "c"]},
@@ -64,6 +67,48 @@ def test_one_graph_serves_every_shape_on_a_cpu(checkpoint_path: Path, fresh: Non
     assert counters["stats"]["unique_graphs"] == 1
     assert agent.predict("a state", QUESTIONS)["answers"].keys() == QUESTIONS.keys()
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "capability", "mode", "graphs"),
+    [
+        ("cuda", torch.bfloat16, (9, 0), "reduce-overhead", True),
+        ("cuda", torch.bfloat16, (9, 0), "default", False),
+        ("cuda", torch.float16, (7, 5), "reduce-overhead", False),
+        ("cuda", torch.float32, (9, 0), "reduce-overhead", False),
+        ("cpu", torch.float32, (0, 0), "reduce-overhead", False),
+    ],
+)
+def test_graphs_are_recorded_only_where_their_shapes_pad_nothing(  # noqa: PLR0917
+    agent: laya.Agent,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    mode: str,
+    graphs: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    context = replace(agent._runner.context, device=torch.device(device), dtype=dtype)
+    backend = CompileBackend(replace(context, compiling=CompileOptions(mode=mode)))
+    assert (backend._graphed is not None) == graphs
+    assert backend.padded == (backend.mask_bytes_per_element > 0)
+
+
+def test_models_of_one_process_share_no_limit_of_recompilations(
+    tmp_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dynamo allows a function few graphs, and every model's forward pass is written as the same one."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for width in (32, 64, 96):
+            sizes = {"hidden_size": width, "num_hidden_layers": 1}
+            path = make_checkpoint(tmp_path / str(width), CheckpointSpec(encoder=sizes, agent={"head_layers": 1}))
+            compiled = laya.load(path, device="cpu", compile=True)
+            expected = laya.load(path, device="cpu").predict("a", QUESTIONS)
+            for _ in range(2):  # again, as after a time on another device
+                assert compiled.predict("a", QUESTIONS) == expected
+                compiled._runner.set_backend(compiled._runner._choice, strict=True)
 
 
 @pytest.mark.gpu
