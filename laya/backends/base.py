@@ -31,6 +31,7 @@ class CompileOptions:
     warm: bool = True  # run it once when it is installed
     best_effort: bool = False
     cache_dir: Path | None = None  # of compiled code, unless TORCHINDUCTOR_CACHE_DIR says another
+    cache_required: bool = False  # a cache_dir that cannot be made is an OSError, not a reason to run another backend
 
 
 @dataclass(frozen=True)

@@ -137,13 +137,21 @@ def mark_sizes(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def build_compile(context: BackendContext) -> Backend:
-    """Raises BackendUnavailableError off CUDA, unless asked to compile for the CPU; OSError for a cache's folder."""
+    """Raises BackendUnavailableError off CUDA, unless asked to compile for the CPU.
+
+    BackendError, or OSError where the options say so, when the folder of compiled code cannot be made.
+    """
     options, device = context.compiling, context.device.type
     if device != "cuda" and not options.cpu:
         raise BackendUnavailableError(f"it compiles for CUDA, and the device is {device}")
     check_mode(options.mode, device)
     if options.cache_dir is not None:
-        keep_compiled(options.cache_dir)
+        try:
+            keep_compiled(options.cache_dir)
+        except OSError as error:
+            if options.cache_required:
+                raise
+            raise BackendError(f"compiled code cannot be kept: {error}") from error
     return CompileBackend(context)
 
 
@@ -159,10 +167,25 @@ def check_mode(mode: str, device: str) -> None:
 
 
 def keep_compiled(folder: Path, environ: Any = os.environ) -> None:
-    """Let Inductor keep its code in `folder`, for this process and the next, unless it was told another place."""
-    if CACHE_VARIABLE not in environ:
+    """Let Inductor keep its code in `folder`, for this process and the next, unless it was told another place.
+
+    Raises OSError when the folder cannot be made.
+    """
+    if not _was_chosen(environ.get(CACHE_VARIABLE)):
         folder.mkdir(parents=True, exist_ok=True)
         environ[CACHE_VARIABLE] = str(folder)
+
+
+def _was_chosen(place: str | None) -> bool:
+    """Whether somebody said so: torch writes a place of its own there when something makes it import its compiler."""
+    if place is None:
+        return False
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415 - sets it, where it is None
+
+    try:
+        return Path(place) != Path(default_cache_dir()).absolute()
+    except (KeyError, OSError):  # a user without a name has no such place
+        return True
 
 
 def _has_graph_steps() -> bool:

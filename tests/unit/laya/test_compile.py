@@ -154,6 +154,20 @@ def test_the_cache_is_placed_only_where_none_was_said(tmp_path: Path) -> None:
         keep_compiled(tmp_path / "file" / "c", {})
 
 
+def test_a_folder_that_cannot_be_made_is_a_reason_to_fall_back_unless_the_flag_wants_it(
+    agent: laya.Agent, checkpoint_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(NotADirectoryError):
+        laya.load(checkpoint_path, device="cpu", compile=True, compile_cache=True)
+    options = CompileOptions(cpu=True, cache_dir=tmp_path / "file" / "c")
+    with pytest.raises(BackendError, match=r"compiled code cannot be kept: .*Not a directory"):
+        compile_backend.build_compile(replace(agent._runner.context, compiling=options))
+    assert CACHE_VARIABLE not in os.environ
+
+
 def test_settings_say_where_caches_are() -> None:
     read = read_settings({"HOME": "/h", "XDG_CACHE_HOME": "/x"})
     assert (read.cache_dir, read.inductor_cache_dir) == (Path("/x/laya"), Path("/h/.cache/laya/inductor"))
@@ -257,3 +271,14 @@ def test_a_compiling_load_places_the_cache_before_torch_does(checkpoint_path: Pa
     )
     placed = print_in_own_process(program, checkpoint_path, XDG_CACHE_HOME=str(tmp_path))
     assert placed == str(tmp_path / "laya" / "torchinductor")
+
+
+def test_a_place_that_torch_took_by_itself_counts_as_none(checkpoint_path: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, sys, torch._dynamo, laya; laya.load(sys.argv[1], device='cpu', compile=True, compile_cache=True,"
+        f"compile_warmup=False); print(os.environ[{CACHE_VARIABLE!r}])"
+    )
+    placed = print_in_own_process(program, checkpoint_path, XDG_CACHE_HOME=str(tmp_path))
+    assert placed == str(tmp_path / "laya" / "torchinductor")
+    chosen = print_in_own_process(program, checkpoint_path, **{CACHE_VARIABLE: str(tmp_path / "mine")})
+    assert chosen == str(tmp_path / "mine")
