@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 import laya
@@ -172,3 +173,23 @@ def test_switching_waits_for_the_inference_in_flight(own_agent: laya.Agent, monk
     assert held.closed
     assert held.calls == 1
     assert own_agent.backend == "eager"
+
+
+def test_a_backend_is_closed_after_what_it_queued(own_agent: laya.Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "FACTORIES", {**selection.FACTORIES, "tilelang": RecordingBackend})
+    own_agent.set_backend("tilelang")
+    held = own_agent.backend_object
+    assert isinstance(held, RecordingBackend)
+    held.device = torch.device("cuda", 1)
+    closed_when_waiting = []
+
+    def synchronize(device: torch.device) -> None:
+        assert device == held.device
+        closed_when_waiting.append(held.closed)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    own_agent.deaccelerate()
+    assert closed_when_waiting == [False]
+    assert held.closed
+    own_agent.deaccelerate()
+    assert closed_when_waiting == [False]
