@@ -1,10 +1,13 @@
 """Which artifacts are taken, why others are refused, and how one runs. Its parity is the parity suite's to say."""
 
+import importlib
 import json
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import laya
 from laya.agent import Agent
-from laya.aot import KEYS, describe, file_name, find_artifact, misfit
+from laya.aot import KEYS, SOURCES, describe, file_name, find_artifact, misfit
 from laya.backends import aot
 from laya.backends.aot import AotBackend
 from laya.checkpoint import Checkpoint
@@ -61,6 +64,41 @@ def test_one_made_for_something_else_is_refused_with_what_differs(
     path = write(tmp_path / "other.pt2", wanted | {key: "another"})
     assert misfit(path, wanted) == f"{path}: {key} {wanted[key]} is wanted, it was made for another"
     with pytest.raises(BackendUnavailableError, match="it was made for another"):
+        find_artifact([tmp_path], wanted)
+
+
+def test_the_code_of_an_artifact_is_all_that_a_forward_pass_stands_on() -> None:
+    for name in ("attention", "inputs", "model", "operations", "parameters"):
+        used = {getattr(value, "__module__", "") for value in vars(importlib.import_module(f"laya.{name}")).values()}
+        assert {module.removeprefix("laya.") for module in used if str(module).startswith("laya.")} <= set(SOURCES)
+
+
+def test_artifacts_written_at_once_do_not_mix_and_leave_nothing_else(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, written = threading.Barrier(2), []
+
+    def package(_: Any, package_path: str, inductor_configs: Any) -> None:
+        written.append(package_path)
+        Path(package_path).write_text("half")
+        both.wait(10)
+        assert not (tmp_path / "a.pt2").exists()
+        Path(package_path).write_text("whole")
+        both.wait(10)
+
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: None)
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", package)
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(agent.export_aot, [tmp_path / "a.pt2"] * 2))
+    assert len(set(written)) == 2
+    assert paths[0].read_text() == "whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
+
+
+def test_a_file_that_hides_is_no_artifact(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    wanted = describe(checkpoint, torch.device("cpu"), torch.float32)
+    write(tmp_path / ".a.pt2", wanted)
+    with pytest.raises(BackendUnavailableError, match="no artifact lies in"):
         find_artifact([tmp_path], wanted)
 
 
