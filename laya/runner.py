@@ -83,7 +83,7 @@ class Runner:
             if not 1 <= length <= max_len:
                 raise LayaError(f"warm-up shape ({sequences}, {length}): expected sequences of 1 to {max_len} tokens")
             shape = (sequences, length, markers[0] if markers else LEAST_MARKERS)
-            logits, _ = backend.forward(synthetic_inputs(shape, self.context.device))
+            logits, _ = backend.forward(synthetic_inputs(shape, backend.device))
             logits.cpu()  # waits for the device, so that its errors surface here
 
     def warmup(self, shapes: Iterable[tuple[int, ...]]) -> None:
@@ -107,9 +107,11 @@ class Runner:
         """None when there was not enough memory. The error ends here, and with it what its traceback holds."""
         try:
             with self._gate.shared():
-                return run(self.backend, collate(encoded, batch, self.context.device))
+                return run(self.backend, collate(encoded, batch, self.backend.device))
         except torch.OutOfMemoryError:
-            if self.context.device.type == "cpu" and len(batch) == 1:
+            model, device = self.context.model, self.context.device
+            # An agent on a graph alone has no parameters that could run elsewhere.
+            if len(batch) == 1 and (device.type == "cpu" or next(model.parameters()).is_meta):
                 raise
             return None
 
