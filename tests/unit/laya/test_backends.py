@@ -1,6 +1,7 @@
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ import torch
 from torch import Tensor
 
 import laya
-from laya.backends import selection
+from laya.backends import eager, selection
 from laya.backends.base import Backend, BackendContext
 from laya.backends.eager import EagerBackend
 from laya.backends.selection import Flags, choose_backend
 from laya.errors import BackendError, BackendUnavailableError
-from laya.inputs import ModelInputs
+from laya.inputs import ModelInputs, synthetic_inputs
+from laya.operations import PackedOperations
 from laya.settings import Settings
 
 QUESTIONS = {"holds": {"type": "noul", "instructions": "Is it?"}}
@@ -193,3 +195,19 @@ def test_a_backend_is_closed_after_what_it_queued(own_agent: laya.Agent, monkeyp
     assert held.closed
     own_agent.deaccelerate()
     assert closed_when_waiting == [False]
+
+
+def test_the_choice_of_a_masked_kernel_is_made_only_where_there_are_masks(
+    own_agent: laya.Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a setting of the whole process, and flash attention over packed sequences does not read it."""
+    entered = []
+    monkeypatch.setattr(eager, "sdpa_kernel", lambda _: nullcontext(entered.append(True)))
+    backend = own_agent.backend_object
+    inputs = synthetic_inputs((1, 16, 2), own_agent.device)
+    backend.forward(inputs)
+    assert entered == [True]
+    monkeypatch.setattr(backend, "_operations", PackedOperations())
+    monkeypatch.setattr(backend, "_model", lambda *_: (torch.zeros(1, 2), torch.zeros(1, 2)))
+    backend.forward(inputs)
+    assert entered == [True]
