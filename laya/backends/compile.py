@@ -105,8 +105,8 @@ def forward_step(model: DecisionModel, operations: Operations) -> Step:
 def with_own_code(step: Step) -> Step:
     """The same function with a code object of its own.
 
-    By that torch counts what it compiles, up to a limit, and by that it keeps it: else all models of a process, each
-    again whenever it came back to its device, would share one limit, and what was compiled for those gone would stay.
+    By that torch counts what it compiles, up to a limit: else all models of a process would share one limit, and each
+    would take its part of it again whenever it came back to its device.
     """
     return FunctionType(step.__code__.replace(), step.__globals__, step.__name__, closure=step.__closure__)
 
