@@ -4,11 +4,16 @@ Owns making an artifact, finding one, and refusing one that does not fit. It hol
 checkpoint's. Running it is `backends.aot`'s.
 """
 
+import functools
+import hashlib
+import importlib
+import inspect
 import json
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,7 +27,9 @@ from laya.model import DecisionModel
 from laya.operations import Operations
 
 SUFFIX = ".pt2"
-KEYS = ("checkpoint", "torch", "architecture", "dtype", "max_len")
+KEYS = ("checkpoint", "code", "torch", "architecture", "dtype", "max_len")
+# What an artifact is compiled from, and what its inputs and parameters are laid out by.
+SOURCES = ("aot", "attention", "backends.compile", "inputs", "model", "operations", "parameters")
 
 
 class AheadOfTimeModel(nn.Module):
@@ -46,11 +53,21 @@ def describe(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -
     """What an artifact must have been made for."""
     return {
         "checkpoint": checkpoint.fingerprint,
+        "code": code(),
         "torch": torch.__version__,
         "architecture": architecture(device),
         "dtype": str(dtype).removeprefix("torch."),
         "max_len": str(checkpoint.max_len),
     }
+
+
+@functools.cache
+def code() -> str:
+    """A digest of the modules that an artifact is made from."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update(inspect.getsource(importlib.import_module(f"laya.{name}")).encode())
+    return digest.hexdigest()[:12]
 
 
 def architecture(device: torch.device) -> str:
@@ -74,10 +91,14 @@ def write_artifact(model: DecisionModel, operations: Operations, description: Ma
     arguments = step_arguments(_example(device), 32)
     sizes = tuple(dict.fromkeys(range(tensor.dim()), torch.export.Dim.DYNAMIC) for tensor in arguments)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished{SUFFIX}")
-    with torch.no_grad(), warnings.catch_warnings():
+    with (
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder,
+    ):
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's, of its own use of it
         program = torch.export.export(ahead, arguments, dynamic_shapes=(sizes,), strict=False)
+        unfinished = Path(folder) / f"artifact{SUFFIX}"
         torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(unfinished),
@@ -86,13 +107,13 @@ def write_artifact(model: DecisionModel, operations: Operations, description: Ma
                 "aot_inductor.metadata": {f"laya_{key}": value for key, value in description.items()},
             },
         )
-    unfinished.replace(path)
+        unfinished.replace(path)
 
 
 def find_artifact(folders: Sequence[Path], wanted: Mapping[str, str]) -> Path:
     """The first artifact that fits. Raises BackendUnavailableError when none does, saying what was found instead."""
     refused = []
-    for path in (path for folder in folders for path in sorted(folder.glob(f"*{SUFFIX}"))):
+    for path in (path for folder in folders for path in sorted(folder.glob(f"[!.]*{SUFFIX}"))):
         reason = misfit(path, wanted)
         if reason is None:
             return path

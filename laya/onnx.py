@@ -53,6 +53,10 @@ class ONNXAgent(Agent):
             raise BackendError(f"backend {name!r} wants the PyTorch model: laya.load the checkpoint with that backend")
         return super().set_backend(name, strict=True, warmup=warmup)
 
+    def export_aot(self, path: str | Path | None = None) -> Path:  # noqa: ARG002 - nothing is written
+        """Refused: there is no PyTorch model to compile."""
+        raise BackendError("an artifact is compiled from the PyTorch model: laya.export_aot the checkpoint itself")
+
     def _make_context(self, asked: str | torch.device | None) -> BackendContext:
         model = shape_model(self.checkpoint.model_config)
         return BackendContext(model, choose_device(asked), torch.float32, self.checkpoint, onnx_path=self._onnx_path)

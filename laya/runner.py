@@ -14,7 +14,7 @@ import torch
 
 from laya.backends.base import Backend, BackendContext
 from laya.backends.eager import EagerBackend
-from laya.backends.selection import DEFAULT, Choice, resolve_backend
+from laya.backends.selection import DEFAULT, Choice, Resolution, resolve_backend
 from laya.collation import collate
 from laya.decode import Logits
 from laya.errors import LayaError
@@ -43,10 +43,10 @@ class Runner:
         self.context = context
         self.degradations = Degradations()
         self._gate = Gate()  # forward passes share it; whoever changes the backend or moves the model is alone
+        resolution = self._resolve(choice, strict)
         self._choice = choice
-        self.backend: Backend
-        self.fallback_reason: str | None
-        self._install(choice, strict)
+        self.backend: Backend = resolution.backend
+        self.fallback_reason: str | None = resolution.reason
 
     @property
     def shapes(self) -> Shapes:
@@ -58,9 +58,9 @@ class Runner:
     def set_backend(self, choice: Choice, strict: bool) -> None:
         """Run `choice` after the forward passes in flight; raises as `resolve_backend` does, and what ran goes on."""
         with self._gate.alone():
-            before = self.backend
-            self._install(choice, strict)
-            before.close()
+            resolution = self._resolve(choice, strict)
+            self._choice = choice
+            self._switch(resolution)
 
     def launch(self, encoded: EncodedSequences, batch: Batch) -> "Launched":
         """Queue one batch on the device. What does not fit there has been run in parts when this returns."""
@@ -83,7 +83,7 @@ class Runner:
             if not 1 <= length <= max_len:
                 raise LayaError(f"warm-up shape ({sequences}, {length}): expected sequences of 1 to {max_len} tokens")
             shape = (sequences, length, markers[0] if markers else LEAST_MARKERS)
-            logits, _ = backend.forward(synthetic_inputs(shape, self.context.device))
+            logits, _ = backend.forward(synthetic_inputs(shape, backend.device))
             logits.cpu()  # waits for the device, so that its errors surface here
 
     def warmup(self, shapes: Iterable[tuple[int, ...]]) -> None:
@@ -91,20 +91,27 @@ class Runner:
         with self._gate.shared():
             self.warm(self.backend, shapes)
 
-    def _install(self, choice: Choice, strict: bool) -> None:
+    def _resolve(self, choice: Choice, strict: bool) -> Resolution:
         # Every kind of batch once: several sequences, and one.
         shapes = ((2, min(64, self.context.checkpoint.max_len)), (1, min(16, self.context.checkpoint.max_len)))
-        resolution = resolve_backend(choice, self.context, strict, lambda backend: self.warm(backend, shapes))
-        self._choice = choice
-        self.backend, self.fallback_reason = resolution.backend, resolution.reason
+        return resolve_backend(choice, self.context, strict, lambda backend: self.warm(backend, shapes))
+
+    def _switch(self, resolution: Resolution) -> None:
+        """Run another backend from now on, and close the one before; to be called alone in the gate."""
+        before, self.backend, self.fallback_reason = self.backend, resolution.backend, resolution.reason
+        if before.device.type == "cuda":
+            torch.cuda.synchronize(before.device)  # passes have left the gate when they are queued
+        before.close()
 
     def _try(self, encoded: EncodedSequences, batch: Batch) -> "Launched | None":
         """None when there was not enough memory. The error ends here, and with it what its traceback holds."""
         try:
             with self._gate.shared():
-                return run(self.backend, collate(encoded, batch, self.context.device))
+                return run(self.backend, collate(encoded, batch, self.backend.device))
         except torch.OutOfMemoryError:
-            if self.context.device.type == "cpu" and len(batch) == 1:
+            model, device = self.context.model, self.context.device
+            # An agent on a graph alone has no parameters that could run elsewhere.
+            if len(batch) == 1 and (device.type == "cpu" or next(model.parameters()).is_meta):
                 raise
             return None
 
@@ -112,13 +119,14 @@ class Runner:
         self.degradations.on_cpu += len(batch)
         home, host = self.context, replace(self.context, device=torch.device("cpu"), dtype=torch.float32)
         with self._gate.alone():
-            name = self.backend.name
-            self.backend.close()
-            place(home.model, host.device, host.dtype)
-            if home.device.type == "cuda":
-                torch.cuda.empty_cache()
+            name, reason = self.backend.name, self.fallback_reason
+            # Held nowhere while the model is away, so that what it holds of the device's memory is free.
+            self._switch(Resolution(EagerBackend(host), reason))
             try:
-                logits = run(EagerBackend(host), collate(encoded, batch, host.device)).result()
+                place(home.model, host.device, host.dtype)
+                if home.device.type == "cuda":
+                    torch.cuda.empty_cache()
+                logits = run(self.backend, collate(encoded, batch, host.device)).result()
             finally:
                 self._return_home(name)
         return replace(logits, on_cpu=len(batch))
@@ -130,13 +138,13 @@ class Runner:
             place(home.model, home.device, home.dtype)
             # Built again rather than kept: the parameters lie elsewhere now, and recorded graphs know addresses.
             resolution = resolve_backend(replace(self._choice, name=name), home, False, lambda _: None)
-            self.backend, self.fallback_reason = resolution.backend, resolution.reason or self.fallback_reason
+            self._switch(Resolution(resolution.backend, resolution.reason or self.fallback_reason))
         except torch.OutOfMemoryError:
             self.context = replace(home, device=torch.device("cpu"), dtype=torch.float32)
             place(home.model, self.context.device, self.context.dtype)
-            self.backend = EagerBackend(self.context)
-            self.fallback_reason = f"the model no longer fits in the memory of {home.device}"
-            warnings.warn(f"{self.fallback_reason}; running {DEFAULT!r} on the CPU", RuntimeWarning, stacklevel=5)
+            reason = f"the model no longer fits in the memory of {home.device}"
+            self._switch(Resolution(EagerBackend(self.context), reason))
+            warnings.warn(f"{reason}; running {DEFAULT!r} on the CPU", RuntimeWarning, stacklevel=5)
 
 
 def join(first: Logits, second: Logits) -> Logits:

@@ -1,6 +1,7 @@
 """The aot backend: an artifact that `laya.export_aot` compiled, run on the checkpoint's parameters."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from laya.errors import BackendError
 from laya.inputs import ModelInputs
 from laya.operations import choose_operations
 
+RUNNERS = 2  # passes that may be on the device at once: one runs while the next is queued
+
 
 class AotBackend(ModelBackend):
     name = "aot"
@@ -19,8 +22,7 @@ class AotBackend(ModelBackend):
     def __init__(self, context: BackendContext, artifact: Path) -> None:
         super().__init__(context, choose_operations(context.device, context.dtype))
         self.artifact = artifact
-        index = context.device.index if context.device.type == "cuda" else -1
-        self._compiled = torch._inductor.aoti_load_package(str(artifact), device_index=index)
+        self._compiled = self._load()
         ahead = AheadOfTimeModel(context.model, self._operations)
         # Held here, since the artifact reads them where they lie.
         self._constants = ahead.constants(self._compiled.get_constant_fqns())
@@ -28,9 +30,34 @@ class AotBackend(ModelBackend):
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape
-        with torch.inference_mode():
-            logits, act = self._compiled(*plural_arguments(inputs))
+        before = allocation_failures(self.device)
+        try:
+            with torch.inference_mode():
+                logits, act = self._compiled(*plural_arguments(inputs))
+        except RuntimeError as error:
+            # The program's errors arrive as plain ones, without what they were about.
+            if allocation_failures(self.device) == before:
+                raise
+            raise torch.OutOfMemoryError(f"{self.artifact.name}: CUDA out of memory") from error
         return logits[:rows, :columns], act[:rows]
+
+    def close(self) -> None:
+        for tensor in self._constants.values():  # torch never lets go of those it was given
+            tensor.data = tensor.new_empty(0)
+        del self._compiled, self._constants
+
+    def _load(self) -> Any:
+        from torch._inductor.package.package import load_package  # noqa: PLC0415 - the compiler takes long to import
+
+        if not self.padded:  # the program calls an operator by name that torch registers on this import
+            from torch.nn.attention import varlen  # noqa: F401, PLC0415
+        index = self.device.index if self.device.type == "cuda" else -1
+        return load_package(str(self.artifact), num_runners=RUNNERS, device_index=index)
+
+
+def allocation_failures(device: torch.device) -> int:
+    """How often an allocation of this process has found a CUDA device full; 0 for any other."""
+    return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_ooms", 0)) if device.type == "cuda" else 0
 
 
 def build_aot(context: BackendContext) -> Backend:

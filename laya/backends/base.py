@@ -31,6 +31,7 @@ class CompileOptions:
     warm: bool = True  # run it once when it is installed
     best_effort: bool = False
     cache_dir: Path | None = None  # of compiled code, unless TORCHINDUCTOR_CACHE_DIR says another
+    cache_required: bool = False  # a cache_dir that cannot be made is an OSError, not a reason to run another backend
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     compiles: ClassVar[bool] = False  # whether its first forward pass takes much longer than the next
+    device: torch.device  # where its inputs must lie
 
     @property
     @abstractmethod
@@ -74,6 +76,7 @@ class ModelBackend(Backend):
     """One that runs the context's model, by operations of its own."""
 
     def __init__(self, context: BackendContext, operations: Operations) -> None:
+        self.device = context.device
         self._model, self._dtype, self._operations = context.model, context.dtype, operations
 
     @property

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -38,31 +39,31 @@ class CompileBackend(ModelBackend):
     def __init__(self, context: BackendContext) -> None:
         options = context.compiling
         super().__init__(context, choose_operations(context.device, context.dtype))
-        step = forward_step(context.model, self._operations)
+        step = with_own_code(forward_step(context.model, self._operations))
         self._step: Step = torch.compile(step, dynamic=True, fullgraph=True)
         self._max_len = context.checkpoint.max_len
-        self._has_graphs = options.mode == "reduce-overhead" and context.device.type == "cuda"
-        self._graphed: Step = torch.compile(step, dynamic=True, fullgraph=True, mode="reduce-overhead")
+        # Where sequences are padded, a graph shape would pad its filling and every empty sequence too.
+        graphed = options.mode == "reduce-overhead" and context.device.type == "cuda" and not self.padded
+        self._graphed: Step | None = (
+            torch.compile(step, dynamic=True, fullgraph=True, mode="reduce-overhead") if graphed else None
+        )
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape
-        shape = graph_shape(len(inputs.input_ids), rows, columns) if self._has_graphs else None
+        shape = None if self._graphed is None else graph_shape(len(inputs.input_ids), rows, columns)
         # Not inference mode: torch compiles again for tensors that were made in it.
         with torch.no_grad():
-            logits, act = self._run(inputs) if shape is None else self._replay(inputs, shape)
+            if self._graphed is None or shape is None:
+                logits, act = self._step(*mark_sizes(plural_arguments(inputs)))
+            else:
+                logits, act = graph_thread().submit(self._replay, self._graphed, inputs, shape).result()
         return logits[:rows, :columns], act[:rows]
 
-    def _run(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        return self._step(*mark_sizes(plural_arguments(inputs)))
-
-    def _replay(self, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
-        return graph_thread().submit(self._replay_alone, inputs, shape).result()
-
-    def _replay_alone(self, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
+    def _replay(self, graphed: Step, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             inputs = widen(inputs, shape.tokens, shape.sequences, shape.markers)
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            logits, act = self._graphed(*mark_sizes(step_arguments(inputs, min(shape.tokens, self._max_len))))
+            logits, act = graphed(*mark_sizes(step_arguments(inputs, min(shape.tokens, self._max_len))))
             return logits.clone(), act.clone()  # the next replay, of whichever agent, writes over them
 
 
@@ -101,6 +102,15 @@ def forward_step(model: DecisionModel, operations: Operations) -> Step:
     return step
 
 
+def with_own_code(step: Step) -> Step:
+    """The same function with a code object of its own.
+
+    By that torch counts what it compiles, up to a limit: else all models of a process would share one limit, and each
+    would take its part of it again whenever it came back to its device.
+    """
+    return FunctionType(step.__code__.replace(), step.__globals__, step.__name__, closure=step.__closure__)
+
+
 def step_arguments(inputs: ModelInputs, longest: int) -> tuple[Tensor, ...]:
     """What `forward_step` takes."""
     return (*inputs.tensors, torch.empty(longest, dtype=torch.int8, device=inputs.input_ids.device))
@@ -127,13 +137,21 @@ def mark_sizes(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def build_compile(context: BackendContext) -> Backend:
-    """Raises BackendUnavailableError off CUDA, unless asked to compile for the CPU; OSError for a cache's folder."""
+    """Raises BackendUnavailableError off CUDA, unless asked to compile for the CPU.
+
+    BackendError, or OSError where the options say so, when the folder of compiled code cannot be made.
+    """
     options, device = context.compiling, context.device.type
     if device != "cuda" and not options.cpu:
         raise BackendUnavailableError(f"it compiles for CUDA, and the device is {device}")
     check_mode(options.mode, device)
     if options.cache_dir is not None:
-        keep_compiled(options.cache_dir)
+        try:
+            keep_compiled(options.cache_dir)
+        except OSError as error:
+            if options.cache_required:
+                raise
+            raise BackendError(f"compiled code cannot be kept: {error}") from error
     return CompileBackend(context)
 
 
@@ -149,10 +167,25 @@ def check_mode(mode: str, device: str) -> None:
 
 
 def keep_compiled(folder: Path, environ: Any = os.environ) -> None:
-    """Let Inductor keep its code in `folder`, for this process and the next, unless it was told another place."""
-    if CACHE_VARIABLE not in environ:
+    """Let Inductor keep its code in `folder`, for this process and the next, unless it was told another place.
+
+    Raises OSError when the folder cannot be made.
+    """
+    if not _was_chosen(environ.get(CACHE_VARIABLE)):
         folder.mkdir(parents=True, exist_ok=True)
         environ[CACHE_VARIABLE] = str(folder)
+
+
+def _was_chosen(place: str | None) -> bool:
+    """Whether somebody said so: torch writes a place of its own there when something makes it import its compiler."""
+    if place is None:
+        return False
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415 - sets it, where it is None
+
+    try:
+        return Path(place) != Path(default_cache_dir()).absolute()
+    except (KeyError, OSError):  # a user without a name has no such place
+        return True
 
 
 def _has_graph_steps() -> bool:

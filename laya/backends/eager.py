@@ -1,5 +1,7 @@
 """The eager backend: the model as it is written, on any device."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -19,7 +21,7 @@ class EagerBackend(ModelBackend):
         super().__init__(context, choose_operations(context.device, context.dtype))
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        with torch.inference_mode(), sdpa_kernel(ATTENTION):
+        with torch.inference_mode(), sdpa_kernel(ATTENTION) if self.padded else nullcontext():
             logits, act = self._model(inputs, self._operations)
         return logits, act
 

@@ -28,11 +28,15 @@ GRAPH_INPUTS = {
 GRAPH_OUTPUTS = {"logits": ("rows", "markers"), "act_logits": ("rows", "actions")}
 FINGERPRINT, MAX_LEN = "laya.fingerprint", "laya.max_len"  # metadata of the graph
 
+# In the words of onnxruntime's allocator, and of CUDA.
+OUT_OF_MEMORY = ("Failed to allocate memory", "out of memory")
+
 CUDA_PROVIDER, CPU_PROVIDER = "CUDAExecutionProvider", "CPUExecutionProvider"
 
 
 class OnnxBackend(Backend):
     name = "onnx"
+    device = torch.device("cpu")  # wherever the session runs: it moves what it is fed itself
 
     def __init__(self, session: "InferenceSession") -> None:
         self._session = session
@@ -46,13 +50,18 @@ class OnnxBackend(Backend):
         return True
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        logits, act = self._session.run(list(GRAPH_OUTPUTS), graph_feed(inputs))
+        try:
+            logits, act = self._session.run(list(GRAPH_OUTPUTS), graph_feed(inputs))
+        except Exception as error:  # onnxruntime's errors share no class of their own
+            if any(words in str(error) for words in OUT_OF_MEMORY):
+                raise torch.OutOfMemoryError(str(error)) from error
+            raise
         return torch.from_numpy(logits), torch.from_numpy(act)
 
 
 def graph_feed(inputs: ModelInputs) -> dict[str, Any]:
     """A packed batch as the graph's inputs: int64 arrays, one row a sequence, padded on the right with zeros."""
-    ids, positions, sequence, offsets, markers, counts, qtype = (part.cpu().numpy() for part in inputs.tensors)
+    ids, positions, sequence, offsets, markers, counts, qtype = (part.numpy() for part in inputs.tensors)
     input_ids = np.zeros((len(qtype), inputs.longest), dtype=np.int64)
     attention_mask = np.zeros_like(input_ids)
     input_ids[sequence, positions] = ids

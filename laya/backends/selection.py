@@ -82,9 +82,10 @@ class Resolution:
 def choose_backend(backend: str | None, flags: Flags, settings: Settings) -> Choice:
     """One choice out of an explicit name and the older flags it beats. Raises BackendError when it is unknown."""
     if backend is None and flags.compile and not flags.fast:
-        cache_dir = settings.cache_dir / "torchinductor" if flags.compile_cache else None
-        warm = flags.compile_warmup
-        return Choice("compile", CompileOptions(flags.compile_mode, True, warm, best_effort=True, cache_dir=cache_dir))
+        options = CompileOptions(flags.compile_mode, cpu=True, warm=flags.compile_warmup, best_effort=True)
+        if flags.compile_cache:
+            options = replace(options, cache_dir=settings.cache_dir / "torchinductor", cache_required=True)
+        return Choice("compile", options)
     name = backend or ("tilelang" if flags.fast else DEFAULT)
     if name != AUTO and name not in FACTORIES:
         raise BackendError(f"unknown backend {name!r}; choose one of {', '.join((*FACTORIES, AUTO))}")

@@ -11,8 +11,10 @@ from laya.attention import Attention, AttentionSpec, PackedAttention
 from laya.backends.base import Backend, BackendContext, ModelBackend
 from laya.errors import BackendUnavailableError
 from laya.inputs import ModelInputs
+from laya.model import ModelConfig
 from laya.operations import PackedOperations, choose_operations
 from laya.tl_kernels.arguments import HALVES
+from laya.tl_kernels.kernel import Kernel
 
 
 class TileLangAttention(PackedAttention):
@@ -55,15 +57,31 @@ class TileLangBackend(ModelBackend):
 
 
 def build_tilelang(context: BackendContext) -> Backend:
-    """Raises BackendUnavailableError away from CUDA's half precision, or where TileLang is not installed.
-
-    BackendError when it cannot compile here.
+    """Raises BackendUnavailableError away from CUDA's half precision, for a model of other widths than the kernels', or
+    where TileLang is not installed; BackendError when it cannot compile here.
     """
     if not isinstance(choose_operations(context.device, context.dtype), PackedOperations):
         raise BackendUnavailableError(
             f"it runs bf16 and fp16 on CUDA of compute capability 8.0 or more, not {context.dtype} on {context.device}"
         )
+    try:
+        norm, *_ = trace_kernels(context.checkpoint.model_config, HALVES[context.dtype])
+    except ValueError as error:
+        raise BackendUnavailableError(str(error)) from error
     # One kernel now: a machine that cannot compile is better found here than at the first batch.
-    config, dtype = context.checkpoint.model_config, HALVES[context.dtype]
-    kernels.add_ln_kernel(config.hidden_size, dtype, dtype, config.norm_bias).compile(context.device)
+    norm.compile(context.device)
     return TileLangBackend(context)
+
+
+def trace_kernels(config: ModelConfig, dtype: str) -> list[Kernel]:
+    """A kernel of each width that the model has, traced but not compiled. ValueError when one cannot be that wide."""
+    hidden, heads, head_width = config.hidden_size, config.heads, config.hidden_size // config.heads
+    traced = [
+        kernels.add_ln_kernel(hidden, dtype, dtype, config.norm_bias),
+        kernels.rope_kernel(heads, head_width, dtype),
+        kernels.attn_kernel(heads, head_width, dtype, config.reach),
+        kernels.attn_kernel(config.decision_heads, hidden // config.decision_heads, dtype),
+    ]
+    if not config.mlp_bias:
+        traced.append(kernels.gemm_geglu_kernel(config.intermediate_size, hidden, dtype))
+    return traced

@@ -39,6 +39,8 @@ def attn_kernel(  # noqa: C901, PLR0915 - one program; its loops are over tiles
     """
     if width not in (32, 64, 128):
         raise ValueError(f"attn_kernel: a head must be 32, 64 or 128 wide, got {width}")
+    if reach is not None and reach < 1:
+        raise ValueError(f"attn_kernel: the reach must be None or a positive number of tokens, got {reach}")
     T = language()  # noqa: N806 - the name TileLang's own programs give it
     tokens, edges = T.dynamic("tokens"), T.dynamic("edges")
     queries, keys, inner = tile.queries, tile.keys, heads * width
@@ -170,7 +172,7 @@ def attn(
     dtype = dtype_name("qkv", qkv, HALVES)
     expect("qkv", qkv, (None, 3, None, None), qkv.dtype, qkv.device)
     tokens, _, heads, width = qkv.shape
-    check_sequences(offsets, longest, reach, qkv)
+    check_sequences(offsets, longest, qkv)
     operands: list[Tensor | int] = [qkv.view(tokens, 3 * heads * width), offsets, longest]
     if table is not None:
         expect("table", table, (2, None, width // 2), torch.float32, qkv.device)
@@ -187,12 +189,10 @@ def attn(
     return out
 
 
-def check_sequences(offsets: Tensor, longest: int, reach: int | None, qkv: Tensor) -> None:
+def check_sequences(offsets: Tensor, longest: int, qkv: Tensor) -> None:
     """ValueError or BackendError unless they describe sequences of qkv (T, …) that one launch can take."""
     expect("offsets", offsets, (None,), torch.int32, qkv.device)
     if not 0 <= longest <= len(qkv):
         raise ValueError(f"longest: expected 0 to {len(qkv)}, the tokens of qkv, got {longest}")
-    if reach is not None and reach < 1:
-        raise ValueError(f"reach: expected None or a positive number of tokens, got {reach}")
     if offsets.shape[0] - 1 > MOST_BLOCKS:
         raise BackendError(f"attn: {offsets.shape[0] - 1} sequences are more than the {MOST_BLOCKS} of one launch")

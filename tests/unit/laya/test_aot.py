@@ -1,18 +1,37 @@
-"""Which artifacts are taken, and why others are refused. That one answers rightly is the parity suite's to say."""
+"""Which artifacts are taken, why others are refused, and how one runs. Its parity is the parity suite's to say."""
 
+import importlib
 import json
+import subprocess
+import sys
+import threading
 import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import laya
 from laya.agent import Agent
-from laya.aot import KEYS, describe, file_name, find_artifact, misfit
+from laya.aot import KEYS, SOURCES, describe, file_name, find_artifact, misfit
+from laya.backends import aot
+from laya.backends.aot import AotBackend
 from laya.checkpoint import Checkpoint
 from laya.errors import BackendUnavailableError
+from laya.inputs import synthetic_inputs
+from tests.checkpoints import CheckpointSpec, make_checkpoint
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+QUESTIONS: dict[str, Any] = {"holds": {"type": "noul", "instructions": "Is it?"}}
+STATES = ["one", "another state", "word " * 40]
+SMALL = CheckpointSpec(
+    encoder={"hidden_size": 64, "num_hidden_layers": 2, "local_attention": 8}, agent={"head_layers": 1}
+)
 
 
 @pytest.fixture
@@ -45,6 +64,41 @@ def test_one_made_for_something_else_is_refused_with_what_differs(
     path = write(tmp_path / "other.pt2", wanted | {key: "another"})
     assert misfit(path, wanted) == f"{path}: {key} {wanted[key]} is wanted, it was made for another"
     with pytest.raises(BackendUnavailableError, match="it was made for another"):
+        find_artifact([tmp_path], wanted)
+
+
+def test_the_code_of_an_artifact_is_all_that_a_forward_pass_stands_on() -> None:
+    for name in ("attention", "inputs", "model", "operations", "parameters"):
+        used = {getattr(value, "__module__", "") for value in vars(importlib.import_module(f"laya.{name}")).values()}
+        assert {module.removeprefix("laya.") for module in used if str(module).startswith("laya.")} <= set(SOURCES)
+
+
+def test_artifacts_written_at_once_do_not_mix_and_leave_nothing_else(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, written = threading.Barrier(2), []
+
+    def package(_: Any, package_path: str, inductor_configs: Any) -> None:
+        written.append(package_path)
+        Path(package_path).write_text("half")
+        both.wait(10)
+        assert not (tmp_path / "a.pt2").exists()
+        Path(package_path).write_text("whole")
+        both.wait(10)
+
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: None)
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", package)
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(agent.export_aot, [tmp_path / "a.pt2"] * 2))
+    assert len(set(written)) == 2
+    assert paths[0].read_text() == "whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
+
+
+def test_a_file_that_hides_is_no_artifact(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    wanted = describe(checkpoint, torch.device("cpu"), torch.float32)
+    write(tmp_path / ".a.pt2", wanted)
+    with pytest.raises(BackendUnavailableError, match="no artifact lies in"):
         find_artifact([tmp_path], wanted)
 
 
@@ -85,3 +139,79 @@ def test_what_fits_by_its_word_but_is_broken_is_an_error(
     path = write(tmp_path / "laya" / "aot" / file_name(wanted), wanted)
     with pytest.raises(laya.BackendError, match=path.name):
         Agent(checkpoint, device="cpu", backend="aot", strict=True)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint's folder with an artifact in it."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("aot") / "tiny", SMALL)
+    assert laya.export_aot(folder, folder / "laya.pt2", device=DEVICE) == folder / "laya.pt2"
+    return folder
+
+
+@pytest.fixture
+def running(exported: Path) -> Iterator[Agent]:
+    yield laya.load(exported, device=DEVICE, backend="aot", strict=True)
+
+
+def answers(agent: Agent) -> list[float]:
+    return [reply["answers"]["holds"]["noul"] for reply in agent.predict_batch(STATES, QUESTIONS, batch_size=1)]
+
+
+def test_an_artifact_answers_in_another_process(exported: Path) -> None:
+    """Where nothing has run yet that would have registered what the program calls."""
+    program = (
+        "import json, sys, laya; agent = laya.load(sys.argv[1], device=sys.argv[2], backend='aot', strict=True);"
+        "replies = agent.predict_batch(json.loads(sys.argv[3]), json.loads(sys.argv[4]), batch_size=1);"
+        "print(json.dumps([reply['answers']['holds']['noul'] for reply in replies]))"
+    )
+    command = [sys.executable, "-c", program, str(exported), DEVICE, json.dumps(STATES), json.dumps(QUESTIONS)]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert found == pytest.approx(answers(laya.load(exported, device=DEVICE)), abs=2e-4 if DEVICE == "cpu" else 0.06)
+
+
+def test_every_runner_of_an_artifact_reads_the_parameters(running: Agent) -> None:
+    assert [answers(running)] * 3 == [answers(running) for _ in range(3)]
+
+
+def test_a_full_device_is_told_from_other_errors(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("API call failed")
+
+    backend, inputs = running.backend_object, synthetic_inputs((1, 16, 2), running.device)
+    monkeypatch.setattr(backend, "_compiled", fail)
+    monkeypatch.setattr(aot, "allocation_failures", lambda _: 7)
+    with pytest.raises(RuntimeError, match="API call failed") as raised:
+        backend.forward(inputs)
+    assert not isinstance(raised.value, torch.OutOfMemoryError)
+    failures = iter((7, 8))
+    monkeypatch.setattr(aot, "allocation_failures", lambda _: next(failures))
+    with pytest.raises(torch.OutOfMemoryError, match=r"laya\.pt2: CUDA out of memory"):
+        backend.forward(inputs)
+
+
+def test_a_closed_artifact_holds_no_parameter(running: Agent) -> None:
+    closed, model = running.backend_object, running.model
+    held = [StorageWeakRef(parameter.untyped_storage()) for parameter in model.parameters()]
+    before = answers(running)
+    running.deaccelerate()
+    assert answers(running) == pytest.approx(before, abs=2e-4 if DEVICE == "cpu" else 0.06)
+    for parameter in model.parameters():  # as if the model moved to another device
+        parameter.data = parameter.data.clone()
+    assert isinstance(closed, AotBackend)
+    assert all(storage.expired() for storage in held)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+def test_a_second_pass_is_queued_while_the_first_runs(running: Agent) -> None:
+    inputs = synthetic_inputs((2, 16, 2), running.device)
+    for _ in range(2):  # each runner loads its kernels when it first runs
+        running.backend_object.forward(inputs)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    slept = torch.cuda.Event()
+    slept.record()
+    for _ in range(2):
+        running.backend_object.forward(inputs)
+    assert not slept.query()

@@ -1,18 +1,21 @@
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 import laya
-from laya.backends import selection
+from laya.backends import eager, selection
 from laya.backends.base import Backend, BackendContext
 from laya.backends.eager import EagerBackend
 from laya.backends.selection import Flags, choose_backend
 from laya.errors import BackendError, BackendUnavailableError
-from laya.inputs import ModelInputs
+from laya.inputs import ModelInputs, synthetic_inputs
+from laya.operations import PackedOperations
 from laya.settings import Settings
 
 QUESTIONS = {"holds": {"type": "noul", "instructions": "Is it?"}}
@@ -172,3 +175,39 @@ def test_switching_waits_for_the_inference_in_flight(own_agent: laya.Agent, monk
     assert held.closed
     assert held.calls == 1
     assert own_agent.backend == "eager"
+
+
+def test_a_backend_is_closed_after_what_it_queued(own_agent: laya.Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "FACTORIES", {**selection.FACTORIES, "tilelang": RecordingBackend})
+    own_agent.set_backend("tilelang")
+    held = own_agent.backend_object
+    assert isinstance(held, RecordingBackend)
+    held.device = torch.device("cuda", 1)
+    closed_when_waiting = []
+
+    def synchronize(device: torch.device) -> None:
+        assert device == held.device
+        closed_when_waiting.append(held.closed)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    own_agent.deaccelerate()
+    assert closed_when_waiting == [False]
+    assert held.closed
+    own_agent.deaccelerate()
+    assert closed_when_waiting == [False]
+
+
+def test_the_choice_of_a_masked_kernel_is_made_only_where_there_are_masks(
+    own_agent: laya.Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a setting of the whole process, and flash attention over packed sequences does not read it."""
+    entered = []
+    monkeypatch.setattr(eager, "sdpa_kernel", lambda _: nullcontext(entered.append(True)))
+    backend = own_agent.backend_object
+    inputs = synthetic_inputs((1, 16, 2), own_agent.device)
+    backend.forward(inputs)
+    assert entered == [True]
+    monkeypatch.setattr(backend, "_operations", PackedOperations())
+    monkeypatch.setattr(backend, "_model", lambda *_: (torch.zeros(1, 2), torch.zeros(1, 2)))
+    backend.forward(inputs)
+    assert entered == [True]

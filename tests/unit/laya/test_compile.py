@@ -1,5 +1,6 @@
 """torch.compile for real: on the CPU through the flag, on CUDA as a backend."""
 
+import functools
 import itertools
 import os
 import subprocess
@@ -16,10 +17,12 @@ from torch._dynamo.utils import counters
 
 import laya
 from laya.backends import compile as compile_backend
+from laya.backends.base import CompileOptions
 from laya.backends.compile import CACHE_VARIABLE, CompileBackend, keep_compiled
 from laya.errors import BackendError
 from laya.inputs import inputs_of_rows
 from laya.settings import Settings, read_settings
+from tests.checkpoints import CheckpointSpec, make_checkpoint
 
 QUESTIONS: dict[str, Any] = {
     "topic": {"type": "choice", "instructions": "Which?", "criteria": ["a", "b", "c"]},
@@ -66,6 +69,48 @@ def test_one_graph_serves_every_shape_on_a_cpu(checkpoint_path: Path, fresh: Non
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "capability", "mode", "graphs"),
+    [
+        ("cuda", torch.bfloat16, (9, 0), "reduce-overhead", True),
+        ("cuda", torch.bfloat16, (9, 0), "default", False),
+        ("cuda", torch.float16, (7, 5), "reduce-overhead", False),
+        ("cuda", torch.float32, (9, 0), "reduce-overhead", False),
+        ("cpu", torch.float32, (0, 0), "reduce-overhead", False),
+    ],
+)
+def test_graphs_are_recorded_only_where_their_shapes_pad_nothing(  # noqa: PLR0917
+    agent: laya.Agent,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    mode: str,
+    graphs: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    context = replace(agent._runner.context, device=torch.device(device), dtype=dtype)
+    backend = CompileBackend(replace(context, compiling=CompileOptions(mode=mode)))
+    assert (backend._graphed is not None) == graphs
+    assert backend.padded == (backend.mask_bytes_per_element > 0)
+
+
+def test_models_of_one_process_share_no_limit_of_recompilations(
+    tmp_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dynamo allows a function few graphs, and every model's forward pass is written as the same one."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for width in (32, 64, 96):
+            sizes = {"hidden_size": width, "num_hidden_layers": 1}
+            path = make_checkpoint(tmp_path / str(width), CheckpointSpec(encoder=sizes, agent={"head_layers": 1}))
+            compiled = laya.load(path, device="cpu", compile=True)
+            expected = laya.load(path, device="cpu").predict("a", QUESTIONS)
+            for _ in range(2):  # again, as after a time on another device
+                assert compiled.predict("a", QUESTIONS) == expected
+                compiled._runner.set_backend(compiled._runner._choice, strict=True)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
 def test_two_graphs_serve_every_shape_on_cuda(
@@ -107,6 +152,20 @@ def test_the_cache_is_placed_only_where_none_was_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         keep_compiled(tmp_path / "file" / "c", {})
+
+
+def test_a_folder_that_cannot_be_made_is_a_reason_to_fall_back_unless_the_flag_wants_it(
+    agent: laya.Agent, checkpoint_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(NotADirectoryError):
+        laya.load(checkpoint_path, device="cpu", compile=True, compile_cache=True)
+    options = CompileOptions(cpu=True, cache_dir=tmp_path / "file" / "c")
+    with pytest.raises(BackendError, match=r"compiled code cannot be kept: .*Not a directory"):
+        compile_backend.build_compile(replace(agent._runner.context, compiling=options))
+    assert CACHE_VARIABLE not in os.environ
 
 
 def test_settings_say_where_caches_are() -> None:
@@ -212,3 +271,14 @@ def test_a_compiling_load_places_the_cache_before_torch_does(checkpoint_path: Pa
     )
     placed = print_in_own_process(program, checkpoint_path, XDG_CACHE_HOME=str(tmp_path))
     assert placed == str(tmp_path / "laya" / "torchinductor")
+
+
+def test_a_place_that_torch_took_by_itself_counts_as_none(checkpoint_path: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, sys, torch._dynamo, laya; laya.load(sys.argv[1], device='cpu', compile=True, compile_cache=True,"
+        f"compile_warmup=False); print(os.environ[{CACHE_VARIABLE!r}])"
+    )
+    placed = print_in_own_process(program, checkpoint_path, XDG_CACHE_HOME=str(tmp_path))
+    assert placed == str(tmp_path / "laya" / "torchinductor")
+    chosen = print_in_own_process(program, checkpoint_path, **{CACHE_VARIABLE: str(tmp_path / "mine")})
+    assert chosen == str(tmp_path / "mine")

@@ -1,7 +1,8 @@
 """Out of memory: on the CPU by an injected error, on CUDA by a limit."""
 
 import gc
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from torch import Tensor
 import laya
 from laya import runner
 from laya.backends import selection
-from laya.backends.base import BackendContext
 from laya.backends.eager import EagerBackend
 from laya.inputs import ModelInputs
 
@@ -32,17 +32,10 @@ class SmallBackend(EagerBackend):
     name = "tilelang"
     most = 3
 
-    def __init__(self, context: BackendContext) -> None:
-        super().__init__(context)
-        self.closed = 0
-
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         if len(inputs.qtype) > self.most:
             raise torch.OutOfMemoryError("no room")
         return super().forward(inputs)
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 @pytest.fixture
@@ -87,43 +80,51 @@ def test_the_cpu_retry_detaches_the_backend_and_restores_it(
 ) -> None:
     """The model is on a device that only calls itself no CPU, so that going away and coming back can be watched."""
     monkeypatch.setattr(SmallBackend, "most", 0)
-    installed = small.backend_object
-    assert isinstance(installed, SmallBackend)
+    closed: list[str] = []
+    monkeypatch.setattr(SmallBackend, "close", lambda self: closed.append(self.name))
+    installed = weakref.ref(small.backend_object)
     home = small._runner.context
     elsewhere = replace(home, device=torch.device("meta"))
     monkeypatch.setattr(small._runner, "context", elsewhere)
-    monkeypatch.setattr(runner, "place", moves := Moves())
+    monkeypatch.setattr(runner, "place", moves := Moves(installed))
     monkeypatch.setattr(runner, "collate", lambda encoded, batch, _: collate(encoded, batch, torch.device("cpu")))
     found = small.predict_batch(STATES[:2], QUESTIONS)
     assert found == agent.predict_batch(STATES[:2], QUESTIONS)
     assert small.degradations.on_cpu == 4
-    assert installed.closed == 1
+    assert closed == ["tilelang"] * 4
     assert moves.devices == ["cpu", "meta"] * 4
+    assert moves.held == [False] * 8
     assert small.backend == "tilelang"
-    assert small.backend_object is not installed
+    assert isinstance(small.backend_object, SmallBackend)
 
 
 collate = runner.collate
 
 
 class Moves:
-    """Notes where the model was to go, and leaves it."""
+    """Notes where the model was to go, and whether the backend it had was still held then; leaves the model."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Callable[[], Any]) -> None:
         self.devices: list[str] = []
+        self.held: list[bool] = []
+        self.backend = backend
 
     def __call__(self, _: Any, device: torch.device, __: torch.dtype) -> None:
         self.devices.append(device.type)
+        self.held.append(self.backend() is not None)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
-@pytest.mark.parametrize("backend", ["eager", "compile", "tilelang"])
+@pytest.mark.parametrize("backend", ["eager", "compile", "tilelang", "aot"])
 def test_a_full_device_splits_batches_and_sends_what_fits_nowhere_to_the_cpu(
-    checkpoint_path: Path, backend: str
+    checkpoint_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if backend == "tilelang":
         pytest.importorskip("tilelang")
+    if backend == "aot":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        laya.export_aot(checkpoint_path, device="cuda")
     roomy = laya.load(checkpoint_path, device="cuda", backend=backend, strict=True)
     states = [f"state {'word ' * 60}{i}" for i in range(3000)]
     expected = roomy.predict_batch(states, QUESTIONS)

@@ -1,7 +1,9 @@
 """Exported graphs: their parity with eager, their file, and what is refused."""
 
 import shutil
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,69 @@ def test_an_onnx_agent_holds_no_weights_and_keeps_its_backend(tiny: Path) -> Non
         with pytest.raises(laya.BackendError, match=f"backend '{name}' wants the PyTorch model"):
             agent.set_backend(name)
     assert agent.predict("x", QUESTIONS)["answers"]["refund"]["type"] == "noul"
+
+
+def test_a_graph_s_inputs_lie_on_the_cpu_wherever_it_runs(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that the agent only says it has."""
+    agent = laya.load(tiny, backend="onnx", device="cpu")
+    expected = agent.predict_batch(STATES, QUESTIONS)
+    elsewhere = replace(agent._runner.context, device=torch.device("cuda", 0))
+    monkeypatch.setattr(agent._runner, "context", elsewhere)
+    assert agent.device == torch.device("cuda", 0)
+    assert agent.predict_batch(STATES, QUESTIONS) == expected
+    agent.warmup([(2, 16)])
+
+
+class SmallSession:
+    """Has room for `most` rows at a time."""
+
+    def __init__(self, session: Any, most: int) -> None:
+        self.session, self.most = session, most
+
+    def run(self, outputs: list[str], feed: dict[str, Any]) -> Any:
+        if len(feed["qtype"]) > self.most:
+            raise onnxruntime.capi.onnxruntime_pybind11_state.Fail("CUDA failure 2: out of memory ; GPU=0")
+        return self.session.run(outputs, feed)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_graph_without_room_is_fed_less_and_never_another_model(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    agent = laya.load(tiny, backend="onnx", device="cpu")
+    expected = agent.predict_batch(STATES, QUESTIONS)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(agent._runner, "context", replace(agent._runner.context, device=torch.device(device)))
+    session = agent.backend_object._session
+    monkeypatch.setattr(agent.backend_object, "_session", SmallSession(session, 1))
+    for found, whole in zip(agent.predict_batch(STATES, QUESTIONS), expected, strict=True):
+        for name, answer in whole["answers"].items():
+            assert found["answers"][name]["type"] == answer["type"]
+            assert found["answers"][name]["confidence"] == pytest.approx(answer["confidence"], abs=2e-4)
+    assert (agent.degradations.splits > 0, agent.degradations.on_cpu) == (True, 0)
+    monkeypatch.setattr(agent.backend_object, "_session", SmallSession(session, 0))
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        agent.predict("x", QUESTIONS)
+
+
+def test_onnxruntime_s_own_failure_to_allocate_is_out_of_memory(tiny: Path) -> None:
+    program = (
+        "import resource, sys, torch, laya; from laya.inputs import synthetic_inputs;"
+        "backend = laya.load(sys.argv[1], backend='onnx', device='cpu').backend_object;"
+        "large, small = (synthetic_inputs((rows, 128, 2), torch.device('cpu')) for rows in (512, 1));"
+        "backend.forward(small); pages = int(open('/proc/self/statm').read().split()[0]);"
+        "limit = pages * resource.getpagesize() + 200 * 2**20; resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "try: backend.forward(large)\n"
+        "except torch.OutOfMemoryError as error: print(error)\n"
+        "backend.forward(small)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tiny)], capture_output=True, text=True, check=True)
+    assert "Failed to allocate memory" in done.stdout
+
+
+def test_there_is_nothing_to_compile_in_a_graph(tiny: Path) -> None:
+    with pytest.raises(laya.BackendError, match="an artifact is compiled from the PyTorch model"):
+        laya.export_aot(laya.load(tiny, backend="onnx"))
 
 
 def test_any_agent_may_run_the_graph_in_its_checkpoints_folder(tiny: Path, checkpoint_path: Path) -> None:
