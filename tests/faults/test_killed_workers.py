@@ -9,8 +9,11 @@ import pytest
 import sqlalchemy as sa
 
 from schemas.tables import shards
+from tests.faults.counting import count_rows
 from tests.faults.report import FaultReport
-from tests.faults.scenes import Scene, costs, kill, parent_of, timed
+from tests.faults.scenes import Scene, costs, timed
+from tests.integration.service import WAIT_S
+from tests.processes import held_still, kill, parent_of
 
 MOMENTS = 30  # on each store
 ROWS = 3000
@@ -31,7 +34,7 @@ def replace(scene: Scene, number: int, with_signal: signal.Signals) -> float:
     kill(before.pid, with_signal=with_signal)
 
     def start_another() -> None:
-        before.wait(60)
+        before.wait(WAIT_S)
         scene.supervisors[number] = scene.service.start_worker()
 
     return timed(start_another)
@@ -44,37 +47,43 @@ def test_a_killed_child_and_a_killed_parent_cost_no_row(postgres_scene: Scene, r
         recover_s = strike(postgres_scene, postgres_scene.supervisors[number], victim)
         report.record(f"SIGKILL of a worker's {victim}", times=1, **costs(), recover_s=recover_s)
     count = postgres_scene.finish(job)
-    assert count.endings == 1
+    # The job has ended before the worker can say so.
+    service = postgres_scene.service
+    service.wait_for(lambda: count_rows(service, job).endings == 1)
     report.record("SIGKILL of a worker's child", times=0, **costs(count), recover_s=None)
 
 
 def freeze_within_a_transaction(scene: Scene, pid: int) -> int:
     """Stop the process at the worst moment, with locks on the rows of its shard; returns the shard's id."""
-    locks = "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction' AND backend_xid IS NOT NULL"
-    owned = sa.text(f"SELECT shards.id FROM shards JOIN workers ON name = lease_owner WHERE pid = {pid}")
-    while True:
+    owned = sa.text(
+        "SELECT shards.id FROM shards JOIN workers ON name = lease_owner "
+        "JOIN pg_stat_activity ON application_name = left(name, 63) "
+        f"WHERE workers.pid = {pid} AND state = 'idle in transaction' AND backend_xid IS NOT NULL"
+    )
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
         kill(pid, with_signal=signal.SIGSTOP)
         time.sleep(0.05)
-        if scene.service.query(sa.text(locks)) and (held := scene.service.query(owned)):
+        if held := scene.service.query(owned):
             return int(held[0].id)
         kill(pid, with_signal=signal.SIGCONT)
         time.sleep(random.uniform(0, 0.02))
+    pytest.fail(f"process {pid} was never found within a transaction\n{scene.service.log[-4000:]}")
 
 
 @pytest.mark.faults
 def test_a_frozen_worker_cannot_write_after_its_lease(postgres_scene: Scene, report: FaultReport) -> None:
     service = postgres_scene.service
     frozen, other = (postgres_scene.await_child(supervisor) for supervisor in postgres_scene.supervisors)
-    kill(other, with_signal=signal.SIGSTOP)  # so that the first must take a shard
     try:
-        job = postgres_scene.submit_and_begin(1500)
-        shard_id = freeze_within_a_transaction(postgres_scene, frozen)
-        kill(other, with_signal=signal.SIGCONT)
+        with held_still(other):  # so that the first must take a shard
+            job = postgres_scene.submit_and_begin(ROWS)
+            shard_id = freeze_within_a_transaction(postgres_scene, frozen)
         ours = sa.select(shards.c.id).where(shards.c.id == shard_id)
         recover_s = timed(lambda: service.wait_for(lambda: service.query(ours.where(shards.c.status != "running"))))
         service.wait_for(lambda: service.query(ours.where(shards.c.attempt > 1)))
     finally:
-        kill(frozen, other, with_signal=signal.SIGCONT)
+        kill(frozen, with_signal=signal.SIGCONT)
     count = postgres_scene.finish(job)
     claim = f"job {job.id} shard {shard_id} attempt 1"
     refused = f"{claim}: left to the next worker: shard {shard_id} of job {job.id} is no longer held"

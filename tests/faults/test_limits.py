@@ -59,10 +59,11 @@ def test_a_shard_that_cannot_be_read_runs_out_of_attempts_and_the_others_are_ans
     good = write_tickets(service.folder / "torn" / "a.parquet", make_texts(50))
     torn = write_tickets(service.folder / "torn" / "b.parquet", make_texts(2000), row_group_size=2000)
     whole, times = torn.read_bytes(), torn.stat()
-    job = submit(service, good.parent)
     middle = len(whole) // 4
-    torn.write_bytes(whole[:middle] + b"\0" * 2000 + whole[middle + 2000 :])  # the same size, and the same time
-    set_times(torn, times.st_mtime_ns)
+    with service.holding_messages():  # so that nothing is read before it is torn
+        job = submit(service, good.parent)
+        torn.write_bytes(whole[:middle] + b"\0" * 2000 + whole[middle + 2000 :])  # the same size, and the same time
+        set_times(torn, times.st_mtime_ns)
     job = finish(service, job)
     assert job.status is jobs.JobStatus.FAILED
     assert "shards ran out of attempts" in (job.error or "")

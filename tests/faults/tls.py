@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ import psycopg
 import redis
 
 from tests.conftest import missing_service
-from tests.faults.servers import PrivatePostgres, free_port
+from tests.faults.servers import PrivatePostgres, free_port, wait_until
 
 PASSWORD = "s3cr:t@/x%hunter2"  # with every character that a URL must escape
 
@@ -52,15 +51,17 @@ def tls_redis(certificate: Path) -> Iterator[str]:
         url = f"rediss://:{quote(PASSWORD, safe='')}@localhost:{port}/0?ssl_ca_certs={certificate}"
         try:
             with redis.Redis.from_url(url) as client:
-                for _ in range(100):
-                    try:
-                        client.ping()
-                        break
-                    except redis.ConnectionError:
-                        time.sleep(0.1)
+                wait_until(lambda: answers(client))
             yield url
         finally:
             process.terminate()
+
+
+def answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
 
 
 class TlsPostgres(PrivatePostgres):

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from jobs.settings import Settings, environment_of, load_settings
 from jobs.store.database import Database
 from schemas.tables import workers
+from tests.processes import held_still, is_running, parent_of
 
 WAIT_S = 90.0
 
@@ -75,6 +76,18 @@ class Service:
 
     def ready_workers(self) -> list[str]:
         return [row.name for row in self.query(sa.select(workers.c.name).where(workers.c.status == "ready"))]
+
+    @contextmanager
+    def holding_messages(self) -> Iterator[None]:
+        """Within the block no warm worker begins another shard; one that is in work goes on.
+
+        Celery is held still, not what scores. A message that it had asked for may come into its hands all the same.
+        """
+        scoring = [row.pid for row in self.query(sa.select(workers.c.pid).where(workers.c.status == "ready"))]
+        parents = [parent_of(pid) for pid in scoring if is_running(pid)]
+        assert parents
+        with held_still(*parents):
+            yield
 
     def query(self, statement: Any) -> list[Any]:
         db = Database(self.settings.resolved_database_url)

@@ -103,13 +103,13 @@ def test_ctrl_c_leaves_a_job_that_run_resumes(cli: Cli, home: Path, tiny_checkpo
         except sa.exc.OperationalError:
             return 0
 
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 120
     saved = sa.select(sa.func.count()).select_from(results)
     while count(saved) == 0:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
-    _, error = running.communicate(timeout=60)
+    _, error = running.communicate(timeout=120)
     assert running.returncode == 130
     assert "laya-batch run --resume 1" in error
     running_shards = sa.select(sa.func.count()).select_from(shards).where(shards.c.status == "running")

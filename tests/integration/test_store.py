@@ -133,7 +133,7 @@ def test_answers_are_saved_with_their_batch_and_skipped_when_claimed_again(db: D
 
 def test_a_worker_that_lost_its_lease_changes_nothing(db: Database) -> None:
     job_id = make_job(db, 1)
-    stale = must_claim(db, job_id, lease_s=0)
+    stale = must_claim(db, job_id, lease_s=-1)
     assert [lost.shard_id for lost in recovery.expire_leases(db, 3)] == [stale.shard_id]
     fresh = must_claim(db, job_id)
     for write in (
@@ -262,7 +262,7 @@ def test_progress_counts_a_half_answered_row_by_its_questions(db: Database) -> N
 
 def test_cancel_ends_a_shard_whose_worker_has_vanished(db: Database) -> None:
     job_id = make_job(db, 2)
-    vanished = must_claim(db, job_id, lease_s=0)
+    vanished = must_claim(db, job_id, lease_s=-1)
     lifecycle.request_cancel(db, job_id)
     assert reports.get_job(db, job_id).status is JobStatus.CANCELLED
     with pytest.raises(LeaseLostError):

@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import jobs
 import laya
 from jobs.queue import SCORE_SHARD, app, configure_app, count_messages
 from schemas.tables import batches, results, row_errors, shards, workers
-from tests.integration.service import QUESTIONS, Service, make_texts, write_tickets
+from tests.integration.service import QUESTIONS, WAIT_S, Service, make_texts, write_tickets
 
 TIMEOUT_S = 120.0
 
@@ -104,14 +103,16 @@ def test_each_answer_leads_to_the_batch_and_the_worker_that_made_it(warm_service
 
 
 def test_ping_is_answered_while_a_shard_is_scored(warm_service: Service) -> None:
-    path = write_tickets(warm_service.folder / "ping" / "a.parquet", make_texts(1000))
+    # Far more than is scored before the reply; what is left then is cancelled.
+    path = write_tickets(warm_service.folder / "ping" / "a.parquet", make_texts(10_000))
     job = submit(warm_service, path)
     warm_service.wait_for(lambda: jobs.get(job.id, settings=warm_service.settings).answers > 0)
     configure_app(warm_service.settings)
-    (reply,) = app.control.ping(timeout=3.0, limit=1)
+    (reply,) = app.control.ping(timeout=30.0, limit=1)
     assert list(reply.values()) == [{"ok": "pong"}]
     assert not jobs.get(job.id, settings=warm_service.settings).is_finished
-    wait(warm_service, job)
+    jobs.cancel(job.id, settings=warm_service.settings)
+    warm_service.wait_for(lambda: jobs.get(job.id, settings=warm_service.settings).is_finished)
 
 
 def test_the_parent_of_the_scoring_process_never_loads_the_engine(warm_service: Service) -> None:
@@ -127,8 +128,9 @@ def test_cancel_stops_at_the_next_batch_and_keeps_what_is_saved(warm_service: Se
     path = write_tickets(warm_service.folder / "cancel" / "a.parquet", make_texts(1500))
     job = submit(warm_service, path)
     warm_service.wait_for(lambda: jobs.get(job.id, settings=warm_service.settings).answers > 0)
-    jobs.cancel(job.id, settings=warm_service.settings)
-    warm_service.wait_for(lambda: jobs.get(job.id, settings=warm_service.settings).is_finished)
+    with warm_service.holding_messages():  # so that the job cannot end before it is cancelled
+        jobs.cancel(job.id, settings=warm_service.settings)
+        warm_service.wait_for(lambda: jobs.get(job.id, settings=warm_service.settings).is_finished)
     stopped = jobs.get(job.id, settings=warm_service.settings)
     assert stopped.status is jobs.JobStatus.CANCELLED
     assert 0 < stopped.answers < 4500
@@ -139,25 +141,28 @@ def test_cancel_stops_at_the_next_batch_and_keeps_what_is_saved(warm_service: Se
 
 
 def test_an_urgent_job_overtakes_one_that_waits(warm_service: Service) -> None:
-    path = write_tickets(warm_service.folder / "priority" / "a.parquet", make_texts(1000))
-    nightly = submit(warm_service, path, priority=0)
-    warm_service.wait_for(lambda: jobs.get(nightly.id, settings=warm_service.settings).answers > 0)
-    urgent = wait(warm_service, submit(warm_service, path, priority=9))
-    assert jobs.get(nightly.id, settings=warm_service.settings).shards_done < 10
-    nightly = wait(warm_service, nightly)
-    assert urgent.finished_at is not None
-    assert nightly.finished_at is not None
-    assert urgent.finished_at < nightly.finished_at
+    path = write_tickets(warm_service.folder / "priority" / "a.parquet", make_texts(400))
+    with warm_service.holding_messages():
+        nightly = submit(warm_service, path, priority=0)
+        urgent = submit(warm_service, path, priority=9)
+    for job in (urgent, nightly):
+        wait(warm_service, job)
+    found = warm_service.query(
+        sa.select(shards.c.job_id).where(shards.c.job_id.in_([nightly.id, urgent.id])).order_by(shards.c.started_at)
+    )
+    order = [row.job_id for row in found]
+    # The worker may have had one message in its hands before the urgent ones came.
+    late = order[1:] if order[0] == nightly.id else order
+    assert late == [urgent.id] * 4 + [nightly.id] * (len(late) - 4)
 
 
 def test_a_file_that_changes_before_it_is_read_fails_the_job_and_names_it(warm_service: Service) -> None:
-    nightly = submit(warm_service, write_tickets(warm_service.folder / "first" / "a.parquet", make_texts(400)))
     path = write_tickets(warm_service.folder / "changed" / "a.parquet", make_texts(100))
-    job = submit(warm_service, path)
-    write_tickets(path, make_texts(101))
+    with warm_service.holding_messages():
+        job = submit(warm_service, path)
+        write_tickets(path, make_texts(101))
     with pytest.raises(jobs.JobFailedError, match=r"changed/a\.parquet: has changed since the job was submitted"):
         jobs.wait(job.id, timeout_s=TIMEOUT_S, settings=warm_service.settings)
-    wait(warm_service, nightly)
 
 
 def test_a_file_outside_the_workers_roots_is_refused_by_the_worker_too(warm_service: Service, tmp_path: Path) -> None:
@@ -225,7 +230,7 @@ def test_sigterm_gives_the_shard_back_and_another_worker_finishes_it(service: Se
     job = submit(service, write_tickets(service.folder / "in" / "a.parquet", make_texts(1200)))
     service.wait_for(lambda: jobs.get(job.id, settings=service.settings).answers > 0)
     first.send_signal(signal.SIGTERM)
-    assert first.wait(60) == 0
+    assert first.wait(WAIT_S) == 0
     saved = jobs.get(job.id, settings=service.settings).answers
     assert 0 < saved < 3600
     states = {row.status for row in service.query(sa.select(shards.c.status).where(shards.c.job_id == job.id))}
@@ -245,9 +250,7 @@ def test_a_killed_workers_shard_is_finished_by_its_successor_at_once(service: Se
     service.wait_for(lambda: jobs.get(job.id, settings=service.settings).answers > 0)
     (pid,) = [row.pid for row in service.query(sa.select(workers.c.pid))]
     os.kill(pid, signal.SIGKILL)
-    started = time.monotonic()
-    assert wait(service, job).answers == 3600
-    assert time.monotonic() - started < 100
+    assert wait(service, job).answers == 3600  # within TIMEOUT_S, of which the lease has five
     rows = answered_rows(service, job)
     assert len({(row["row_number"], row["question"]) for row in rows}) == len(rows) == 3600
 
@@ -301,7 +304,7 @@ def test_a_submit_without_a_broker_leaves_nothing_and_succeeds_when_repeated(ser
 def test_a_worker_that_cannot_boot_says_why_and_takes_no_message(service: Service) -> None:
     job = submit(service, write_tickets(service.folder / "in" / "a.parquet", make_texts(10)))
     process = service.launch("--no-restart", checkpoint=str(service.folder / "nothing"))
-    assert process.wait(60) != 0
+    assert process.wait(WAIT_S) != 0
     (row,) = service.query(sa.select(workers))
     assert row.status == "failed"
     assert "nothing" in row.error
@@ -311,5 +314,5 @@ def test_a_worker_that_cannot_boot_says_why_and_takes_no_message(service: Servic
 
 def test_a_worker_without_input_roots_does_not_start(service: Service) -> None:
     process = service.launch(input_roots=[])
-    assert process.wait(60) == 1
+    assert process.wait(WAIT_S) == 1
     assert "set LAYA_BATCH_INPUT_ROOTS" in service.log

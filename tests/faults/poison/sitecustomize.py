@@ -78,7 +78,7 @@ def swell(_):
     held = []
     while True:
         held.append(b"x" * 20_000_000)
-        time.sleep(0.01)
+        time.sleep(0.05)  # its parent must see it before the machine is full
 
 
 def exhaust(_):
