@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from laya import tl_kernels as kernels
 from laya.attention import Attention, AttentionSpec, PackedAttention
 from laya.backends.base import Backend, BackendContext, ModelBackend
-from laya.errors import BackendUnavailableError
+from laya.errors import BackendError, BackendUnavailableError
 from laya.inputs import ModelInputs
 from laya.model import ModelConfig
 from laya.operations import PackedOperations, choose_operations
@@ -58,18 +58,25 @@ class TileLangBackend(ModelBackend):
 
 def build_tilelang(context: BackendContext) -> Backend:
     """Raises BackendUnavailableError away from CUDA's half precision, for a model of other widths than the kernels', or
-    where TileLang is not installed; BackendError when it cannot compile here.
+    where TileLang is not installed; BackendError when a kernel does not compile or run here.
     """
     if not isinstance(choose_operations(context.device, context.dtype), PackedOperations):
         raise BackendUnavailableError(
             f"it runs bf16 and fp16 on CUDA of compute capability 8.0 or more, not {context.dtype} on {context.device}"
         )
     try:
-        norm, *_ = trace_kernels(context.checkpoint.model_config, HALVES[context.dtype])
+        trace_kernels(context.checkpoint.model_config, HALVES[context.dtype])
     except ValueError as error:
         raise BackendUnavailableError(str(error)) from error
-    # One kernel now: a machine that cannot compile is better found here than at the first batch.
-    norm.compile(context.device)
+    # One kernel now: a machine that cannot compile or run it is better found here than at the first batch.
+    norm = context.model.encoder.final_norm
+    try:
+        with torch.inference_mode():
+            row = torch.zeros(1, *norm.normalized_shape, device=context.device)
+            kernels.add_ln(row, row.to(context.dtype), norm.weight, norm.bias, norm.eps, context.dtype)
+            torch.cuda.synchronize(context.device)
+    except RuntimeError as error:
+        raise BackendError(f"a kernel of TileLang's does not run here: {error}") from error
     return TileLangBackend(context)
 
 
