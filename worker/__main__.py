@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from jobs.store.database import Database
 from worker.boot import Exit
 from worker.celery_worker import configure_logging, stop_with_parent
 from worker.devices import list_devices, pin_environment
+from worker.flag import Flag
 from worker.sweep import sweep
 from worker.watch import DRAIN_TIMEOUT_S
 
@@ -74,7 +74,7 @@ class Supervisor:
         self.db = db
         self.restart = restart
         self.only_job = only_job
-        self.stopping = threading.Event()
+        self.stopping = Flag()  # no Event: a handler that sets one waits for ever when it interrupts a wait for it
         self.database_was_away = False
         host = socket.gethostname()
         # A name that no other worker ever has: at boot, a worker frees what its predecessor of the same name held.
@@ -86,13 +86,14 @@ class Supervisor:
     def run(self) -> int:
         """Until told to stop, or, with restarts off, until a worker ends: its exit code is returned."""
         exit_code, next_sweep = 0, 0.0
-        while not self.stopping.wait(TICK_S):
+        while not self.stopping.is_set():
             codes = [self._watch(worker) for worker in self.workers]
             if not self.restart and any(codes):
                 exit_code = max(codes)
                 break
             if time.monotonic() >= next_sweep:
                 next_sweep = time.monotonic() + self._sweep()
+            time.sleep(TICK_S)
         self._stop_workers()
         return exit_code
 
