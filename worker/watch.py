@@ -153,8 +153,9 @@ class Watch:
         return limit_bytes is not None and _rss_bytes(self._child) > times * limit_bytes
 
     def _pool(self) -> list[Any]:
-        """Celery's objects of the pool's one child, or of none while it is being replaced or before it began."""
-        return list(self._parent.pool._pool._pool) if self._parent else []
+        """Celery's objects of the pool's one child, or of none: before it began, while it is replaced, at the end."""
+        pool = getattr(getattr(self._parent, "pool", None), "_pool", None)
+        return [] if pool is None else list(pool._pool)
 
     def _pid_of_child(self) -> int:
         """0 while there is none, or none has started."""
