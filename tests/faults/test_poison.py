@@ -8,11 +8,12 @@ import pytest
 import sqlalchemy as sa
 
 import jobs
-from schemas.tables import row_errors, shards
+from schemas.tables import row_errors, shards, workers
 from tests.faults import poisoned
 from tests.faults.poisoned import WORDS, check_rows, finish, make_faulty, submit
 from tests.faults.report import FaultReport
 from tests.integration.service import QUESTIONS, Service, make_texts, serve, write_tickets
+from tests.processes import is_running, parent_of
 
 ATTEMPTS = 2
 
@@ -93,11 +94,12 @@ def test_a_row_that_hangs_in_c_is_ended_at_the_deadline_and_set_aside(service: S
 def test_a_batch_that_hangs_while_its_orphaned_worker_drains_is_ended(service: Service) -> None:
     service.settings = service.settings.model_copy(update={"batch_timeout_s": 5.0})
     supervisor = service.start_worker()
-    parents = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
+    (scoring,) = service.query(sa.select(workers.c.pid))
+    parent = parent_of(scoring.pid)
     submit(service, write(service, 1, {0: "hang"}))
     service.wait_for(lambda: f"scoring {len(QUESTIONS)} sequences" in service.log)
     supervisor.kill()
-    service.wait_for(lambda: not any(Path("/proc", parent).exists() for parent in parents))
+    service.wait_for(lambda: not is_running(parent))
     assert "ending the scoring process: scoring a batch took longer than LAYA_BATCH_BATCH_TIMEOUT_S=5" in service.log
 
 

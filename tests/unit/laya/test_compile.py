@@ -264,21 +264,22 @@ def test_loading_without_compiling_leaves_the_environment_alone(checkpoint_path:
     assert print_in_own_process(program, checkpoint_path) == "None"
 
 
-def test_a_compiling_load_places_the_cache_before_torch_does(checkpoint_path: Path, tmp_path: Path) -> None:
+def print_place(checkpoint: Path, imported_first: str = "laya", **variables: str) -> str:
+    """Where a load that keeps compiled code has placed it."""
     program = (
-        "import os, sys, laya; laya.load(sys.argv[1], device='cpu', compile=True, compile_cache=True,"
-        f"compile_warmup=False); print(os.environ[{CACHE_VARIABLE!r}])"
+        f"import os, sys, {imported_first}, laya; laya.load(sys.argv[1], device='cpu', compile=True,"
+        f"compile_cache=True, compile_warmup=False); print(os.environ[{CACHE_VARIABLE!r}])"
     )
-    placed = print_in_own_process(program, checkpoint_path, XDG_CACHE_HOME=str(tmp_path))
+    return print_in_own_process(program, checkpoint, **variables)
+
+
+def test_a_compiling_load_places_the_cache_before_torch_does(checkpoint_path: Path, tmp_path: Path) -> None:
+    placed = print_place(checkpoint_path, XDG_CACHE_HOME=str(tmp_path))
     assert placed == str(tmp_path / "laya" / "torchinductor")
 
 
 def test_a_place_that_torch_took_by_itself_counts_as_none(checkpoint_path: Path, tmp_path: Path) -> None:
-    program = (
-        "import os, sys, torch._dynamo, laya; laya.load(sys.argv[1], device='cpu', compile=True, compile_cache=True,"
-        f"compile_warmup=False); print(os.environ[{CACHE_VARIABLE!r}])"
-    )
-    placed = print_in_own_process(program, checkpoint_path, XDG_CACHE_HOME=str(tmp_path))
+    placed = print_place(checkpoint_path, "torch._dynamo", XDG_CACHE_HOME=str(tmp_path))
     assert placed == str(tmp_path / "laya" / "torchinductor")
-    chosen = print_in_own_process(program, checkpoint_path, **{CACHE_VARIABLE: str(tmp_path / "mine")})
+    chosen = print_place(checkpoint_path, "torch._dynamo", **{CACHE_VARIABLE: str(tmp_path / "mine")})
     assert chosen == str(tmp_path / "mine")
