@@ -139,9 +139,12 @@ def misfit(path: Path, wanted: Mapping[str, str]) -> str | None:
 
 
 def read_description(path: Path) -> dict[str, str]:
-    """What the artifact says it was made for. Raises ValueError when it says nothing."""
+    """What the artifact says it was made for. Raises ValueError when it says nothing, or holds no program."""
     with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
+        names = archive.namelist()
+        if not any(name.endswith(".so") for name in names):  # which torch 2.11 would not survive
+            raise ValueError("it holds no program")
+        for name in names:
             if name.endswith("_metadata.json"):
                 metadata: dict[str, Any] = json.loads(archive.read(name))
                 return {key: metadata.get(f"laya_{key}", "?") for key in KEYS}

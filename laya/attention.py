@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every reader of PyTorch knows
-from torch import Tensor
+from torch import Tensor, nn
 
 from laya.inputs import ModelInputs
 
@@ -35,12 +35,18 @@ class Attention(ABC):
         self.inputs = inputs
         self._rotations: dict[bool, Tensor] = {}
 
-    def encode(self, qkv: Tensor, full: bool) -> Tensor:
-        """A layer of the encoder, (T, 3, H, W) to (T, H W): queries and keys rotated, then `within` its reach."""
+    def encode(self, x: Tensor, projection: nn.Linear, full: bool) -> Tensor:
+        """A layer of the encoder, (T, d) to (T, H W): `projected`, two of three rotated, then `within` its reach."""
+        qkv = self.projected(x, projection)
         if full not in self._rotations:
             self._rotations[full] = self._table(full)[:, self.inputs.positions.long(), None, None]
         query, key = rotate(qkv[:, :2], self._rotations[full]).unbind(1)
         return self.within(query, key, qkv[:, 2], self._reach(full))
+
+    def projected(self, x: Tensor, projection: nn.Linear) -> Tensor:
+        """Queries, keys and values (T, 3, H, W)."""
+        qkv: Tensor = projection(x)
+        return qkv.view(x.shape[0], 3, -1, 2 * self.spec.full_table.shape[-1])
 
     def mix(self, qkv: Tensor) -> Tensor:
         """A layer of the head, (T, 3, H, W) to (T, H W): every token asks all of its sequence."""

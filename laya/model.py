@@ -67,13 +67,11 @@ class Linear(nn.Linear):
 class EncoderAttention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads = config.heads
         self.Wqkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias)
         self.Wo = Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
 
     def forward(self, x: Tensor, attention: Attention, full: bool) -> Tensor:
-        qkv = self.Wqkv(x).view(*x.shape[:-1], 3, self.heads, -1)
-        out: Tensor = self.Wo(attention.encode(qkv, full))
+        out: Tensor = self.Wo(attention.encode(x, self.Wqkv, full))
         return out
 
 

@@ -13,16 +13,25 @@ from laya.errors import BackendError, BackendUnavailableError
 from laya.inputs import ModelInputs
 from laya.model import ModelConfig
 from laya.operations import PackedOperations, choose_operations
-from laya.tl_kernels.arguments import HALVES
+from laya.tl_kernels.arguments import HALVES, capability
 from laya.tl_kernels.kernel import Kernel
+from laya.tl_kernels.tiles import GemmTile, tiles_for
 
 
 class TileLangAttention(PackedAttention):
-    """Reads the packed projection as it lies, rotated in place."""
+    """Reads the packed projection as it lies, rotated as it is made (`qkv` is the tile for that) or afterwards."""
 
-    def encode(self, qkv: Tensor, full: bool) -> Tensor:
-        inputs = self.inputs
-        kernels.rope(qkv, inputs.positions, self._table(full), inputs.longest)
+    def __init__(self, inputs: ModelInputs, spec: AttentionSpec, qkv: GemmTile | None) -> None:
+        super().__init__(inputs, spec)
+        self._tile = qkv
+
+    def encode(self, x: Tensor, projection: nn.Linear, full: bool) -> Tensor:
+        inputs, table = self.inputs, self._table(full)
+        if self._tile is None:
+            qkv = kernels.rope(self.projected(x, projection), inputs.positions, table, inputs.longest)
+        else:
+            weight = projection.weight
+            qkv = kernels.gemm_rope(x.to(weight.dtype), weight, inputs.positions, table, inputs.longest, self._tile)
         return kernels.attn(qkv, inputs.offsets, inputs.longest, self._reach(full))
 
     def mix(self, qkv: Tensor) -> Tensor:
@@ -30,8 +39,11 @@ class TileLangAttention(PackedAttention):
 
 
 class TileLangOperations(PackedOperations):
+    def __init__(self, qkv: GemmTile | None) -> None:
+        self._qkv = qkv
+
     def attention(self, inputs: ModelInputs, spec: AttentionSpec) -> Attention:
-        return TileLangAttention(inputs, spec)
+        return TileLangAttention(inputs, spec, self._qkv)
 
     def gated(self, x: Tensor, projection: nn.Linear) -> Tensor:
         if projection.bias is not None:
@@ -48,7 +60,8 @@ class TileLangBackend(ModelBackend):
     name = "tilelang"
 
     def __init__(self, context: BackendContext) -> None:
-        super().__init__(context, TileLangOperations())
+        qkv = qkv_tile(context.checkpoint.model_config, context.device, HALVES[context.dtype])
+        super().__init__(context, TileLangOperations(qkv))
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
@@ -92,3 +105,15 @@ def trace_kernels(config: ModelConfig, dtype: str) -> list[Kernel]:
     if not config.mlp_bias:
         traced.append(kernels.gemm_geglu_kernel(config.intermediate_size, hidden, dtype))
     return traced
+
+
+def qkv_tile(config: ModelConfig, device: torch.device, dtype: str) -> GemmTile | None:
+    """The tile for a projection that rotates what it makes; None where it cannot, or cuBLAS serves better."""
+    hidden, tile = config.hidden_size, tiles_for(capability(device)).qkv
+    if tile is None or config.attention_bias:
+        return None
+    try:
+        kernels.gemm_rope_kernel(hidden, hidden, hidden // config.heads, dtype, tile)
+    except ValueError:
+        return None
+    return tile

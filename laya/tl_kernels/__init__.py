@@ -9,7 +9,7 @@ from laya.tl_kernels.attention import attn, attn_kernel
 from laya.tl_kernels.geglu import gemm_geglu, gemm_geglu_kernel
 from laya.tl_kernels.linear import gemm, gemm_kernel
 from laya.tl_kernels.norm import add_ln, add_ln_kernel
-from laya.tl_kernels.rotary import rope, rope_kernel
+from laya.tl_kernels.rotary import gemm_rope, gemm_rope_kernel, rope, rope_kernel
 
 __all__ = [
     "add_ln",
@@ -20,6 +20,8 @@ __all__ = [
     "gemm_geglu",
     "gemm_geglu_kernel",
     "gemm_kernel",
+    "gemm_rope",
+    "gemm_rope_kernel",
     "rope",
     "rope_kernel",
 ]

@@ -61,6 +61,12 @@ def capability(device: torch.device) -> tuple[int, int]:
     return found
 
 
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many a CUDA device has."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def result(out: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """`out`, checked, or a new tensor whose contents are undefined."""
     if out is None:

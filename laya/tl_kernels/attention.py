@@ -26,14 +26,10 @@ def attn_kernel(  # noqa: C901, PLR0915 - one program; its loops are over tiles
     dtype: str = "bfloat16",
     reach: int | None = None,
     tile: AttnTile = SAFE.attn,
-    rotary: bool = False,
 ) -> Kernel:
     """A kernel for `heads` heads of `width`; the numbers of tokens and of sequences are free at run time.
 
-    Arguments when called: qkv (T, 3 · heads · width), offsets (edges) int32, longest int, then table
-    (2, length, width / 2) float32 if `rotary`, then out (T, heads · width). With `rotary`, queries and keys rotate as
-    they are loaded, by their place in the sequence, which no sequence may have beyond the table. On an H200 that costs
-    a window as much as `rope` before it, and full attention, which loads its keys more often, somewhat more.
+    Arguments when called: qkv (T, 3 · heads · width), offsets (edges) int32, longest int, out (T, heads · width).
     Many small blocks on a multiprocessor beat a warp group of copies in each: sequences are a few tiles long, and a
     block spends most of its life waiting for its first one.
     """
@@ -47,25 +43,18 @@ def attn_kernel(  # noqa: C901, PLR0915 - one program; its loops are over tiles
     scale = width**-0.5 * math.log2(math.e)  # of a power of two instead of e
     by_rows = T.GemmWarpPolicy.FullRow
 
-    half = width // 2
-
-    @T.macro
-    def turn(source, target, table, first, count):  # type: ignore[no-untyped-def]  # TileLang buffers
-        for i, c in T.Parallel(count, half):
-            cos, sin = table[0, first + i, c], table[1, first + i, c]
-            a, b = T.cast(source[i, c], "float32"), T.cast(source[i, c + half], "float32")
-            target[i, c] = T.cast(a * cos - b * sin, dtype)
-            target[i, c + half] = T.cast(b * cos + a * sin, dtype)
-
-    @T.macro
-    def body(qkv, offsets, longest, table, out):  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912, PLR0915
+    @T.prim_func
+    def attn_program(  # noqa: C901
+        qkv: T.Tensor((tokens, 3 * inner), dtype),
+        offsets: T.Tensor((edges,), "int32"),
+        longest: T.int32,
+        out: T.Tensor((tokens, inner), dtype),
+    ) -> None:
         with T.Kernel(heads, T.ceildiv(longest, queries), edges - 1, threads=tile.threads) as (head, block, sequence):
             if tile.resident:
                 T.annotate_min_blocks_per_sm(tile.resident)
             query = T.alloc_shared((queries, width), dtype)
             key = T.alloc_shared((keys, width), dtype)
-            turned_query = T.alloc_shared((queries, width), dtype) if rotary else query
-            turned_key = T.alloc_shared((keys, width), dtype) if rotary else key
             value = T.alloc_shared((keys, width), dtype)
             score = T.alloc_fragment((queries, keys), "float32")
             weight = T.alloc_fragment((queries, keys), dtype)
@@ -82,18 +71,14 @@ def attn_kernel(  # noqa: C901, PLR0915 - one program; its loops are over tiles
                 low = 0 if reach is None else T.max(row - reach, 0)
                 high = length if reach is None else T.min(row + queries + reach, length)
                 T.copy(qkv[start + row, head * width], query)
-                if rotary:
-                    turn(query, turned_query, table, row, queries)
                 T.clear(total)
                 T.clear(norm)
                 T.fill(top, LOWEST)
                 for step in T.Pipelined(T.ceildiv(high - low, keys), num_stages=tile.stages):
                     column = low + step * keys
                     T.copy(qkv[start + column, inner + head * width], key)
-                    if rotary:
-                        turn(key, turned_key, table, column, keys)
                     T.clear(score)
-                    T.gemm(turned_query, turned_key, score, transpose_B=True, policy=by_rows)
+                    T.gemm(query, key, score, transpose_B=True, policy=by_rows)
                     for i, j in T.Parallel(queries, keys):
                         inside = column + j < length
                         near = (column + j - row - i <= reach) & (row + i - column - j <= reach) if reach else True
@@ -123,69 +108,32 @@ def attn_kernel(  # noqa: C901, PLR0915 - one program; its loops are over tiles
                     if row + i < length:
                         out[start + row + i, head * width + j] = query[i, j]
 
-    if rotary:
-
-        @T.prim_func
-        def rotated(
-            qkv: T.Tensor((tokens, 3 * inner), dtype),
-            offsets: T.Tensor((edges,), "int32"),
-            longest: T.int32,
-            table: T.Tensor((2, T.dynamic("length"), half), "float32"),
-            out: T.Tensor((tokens, inner), dtype),
-        ) -> None:
-            body(qkv, offsets, longest, table, out)
-
-        return Kernel(rotated, fast_math=True, specialised=False)
-
-    @T.prim_func
-    def plain(
-        qkv: T.Tensor((tokens, 3 * inner), dtype),
-        offsets: T.Tensor((edges,), "int32"),
-        longest: T.int32,
-        out: T.Tensor((tokens, inner), dtype),
-    ) -> None:
-        body(qkv, offsets, longest, qkv, out)
-
-    return Kernel(plain, fast_math=True, specialised=False)
+    return Kernel(attn_program, fast_math=True, specialised=False)
 
 
-def attn(
-    qkv: Tensor,
-    offsets: Tensor,
-    longest: int,
-    reach: int | None,
-    out: Tensor | None = None,
-    table: Tensor | None = None,
-) -> Tensor:
+def attn(qkv: Tensor, offsets: Tensor, longest: int, reach: int | None, out: Tensor | None = None) -> Tensor:
     """Attention of qkv (T, 3, H, W), bf16 or fp16, inside each of n packed sequences: (T, H · W), scaled by W**-0.5.
 
     `offsets` (n + 1) int32 are the sequences' cumulative edges on the device, 0 first and none beyond T; `longest` is
     the length of the longest in tokens (rows past it would not be written). With a `reach`, token i sees j only where
-    |i - j| <= reach. With a `table` (2, length, W / 2) float32, queries and keys rotate as `rope` would have rotated
-    them, qkv itself staying as it is. Rows of `out` past the last sequence are left as they were. What one sequence
+    |i - j| <= reach. Rows of `out` past the last sequence are left as they were. What one sequence
     holds, NaN included, never reaches another.
 
-    ValueError for what does not fit together; BackendError away from CUDA, for a `longest` beyond the table, or for
-    more than one launch takes.
+    ValueError for what does not fit together; BackendError away from CUDA, or for more than one launch takes.
     """
     capability = architecture("attn", qkv.device)
     dtype = dtype_name("qkv", qkv, HALVES)
     expect("qkv", qkv, (None, 3, None, None), qkv.dtype, qkv.device)
     tokens, _, heads, width = qkv.shape
     check_sequences(offsets, longest, qkv)
-    operands: list[Tensor | int] = [qkv.view(tokens, 3 * heads * width), offsets, longest]
-    if table is not None:
-        expect("table", table, (2, None, width // 2), torch.float32, qkv.device)
-        if longest > table.shape[1]:
-            raise BackendError(f"attn: a sequence of {longest} tokens exceeds the table of {table.shape[1]} positions")
-        operands.append(table)
     out = result(out, (tokens, heads * width), qkv.dtype, qkv.device)
     tiles = tiles_for(capability)
     # A window that covers the longest sequence hides nothing.
     near = None if reach is not None and longest <= reach + 1 else reach
     tile = tiles.attn if near is None else tiles.attn_window
     if longest and offsets.shape[0] > 1:
-        attn_kernel(heads, width, dtype, near, tile, table is not None)(*operands, out, device=qkv.device)
+        flat = qkv.view(tokens, 3 * heads * width)
+        attn_kernel(heads, width, dtype, near, tile)(flat, offsets, longest, out, device=qkv.device)
     return out
 
 

@@ -2,66 +2,67 @@
 # TileLang reads a program's buffer shapes from its annotations, which are calls and not types.
 """The first half of ModernBERT's MLP in one pass: gelu(x Vᵀ) · (x Gᵀ), V and G the two halves of one weight.
 
-The GELU is the exact one, u / 2 · (1 + erf(u / √2)) (Hendrycks and Gimpel 2016, arXiv:1606.08415), taken in float32
-before anything is rounded. Biases of the products are not handled here: a configuration that has them uses `gemm`.
+The GELU is the exact one, u times the normal distribution's share below u (Hendrycks and Gimpel 2016,
+arXiv:1606.08415), taken in float32 before anything is rounded. Biases of the products are not handled here: a
+configuration that has them uses `gemm`.
 """
 
-import math
+from typing import Any
 
 from torch import Tensor
 
 from laya.tl_kernels.arguments import HALVES, architecture, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
-from laya.tl_kernels.linear import check_tokens
+from laya.tl_kernels.product import launch, product
 from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, tiles_for
+
+# The share of a normal distribution beyond z >= 0, as a power of two of this polynomial in z, lowest degree first: a
+# minimax fit of z times that share, which is what GELU takes from z. In float32 it is within 7e-7 of the exact GELU; an
+# erf in its place costs a seventh of the time of the whole product.
+TAIL = (-1.0000376, -1.1507878, -0.45999261, -0.051827195, 0.0070844724, -0.00047329547)
 
 
 @made_once
 def gemm_geglu_kernel(intermediate: int, k: int, dtype: str = "bfloat16", tile: GemmTile = SAFE.geglu) -> Kernel:
     """A kernel for (T, k) and a weight (2 · intermediate, k), in `dtype` with float32 sums; T is free at run time.
 
-    Arguments when called: x (T, k), weight (2 · intermediate, k), out (T, intermediate). Both widths are multiples of
-    8. At the edge of `intermediate` a tile of V runs on into G, and one of G past the end, where the copies read
-    zeros: those columns are computed and never stored.
+    Arguments when called: x (T, k), weight (2 · intermediate, k), the number of workers, out (T, intermediate). Both
+    widths are multiples of 8. At the edge of `intermediate` a tile of V runs on into G, and one of G past the end,
+    where the copies read zeros: those columns are computed and never stored.
     """
-    if intermediate % 8 or k % 8:
-        raise ValueError(f"gemm_geglu_kernel: widths must be multiples of 8, got {intermediate} and {k}")
     T = language()  # noqa: N806 - the name TileLang's own programs give it
     tokens = T.dynamic("tokens")
-    rows, columns, depth = tile.rows, tile.columns, tile.depth
-    policy = T.GemmWarpPolicy.FullRow if tile.by_rows else T.GemmWarpPolicy.Square
-    root_half = math.sqrt(0.5)
+
+    @T.macro
+    def finish(total, rounded, _row, _column, _extra):  # type: ignore[no-untyped-def]  # TileLang buffers
+        gate = T.alloc_fragment((tile.rows, tile.columns), "float32")
+        for i, j in T.Parallel(tile.rows, tile.columns):
+            gate[i, j] = total[i, j + tile.columns]
+        for i, j in T.Parallel(tile.rows, tile.columns):
+            gate[i, j] *= gelu(T, total[i, j])
+        T.copy(gate, rounded)
+
+    body = product(2 * intermediate, k, dtype, tile, finish, pairs=True)
 
     @T.prim_func
     def gemm_geglu_program(
         x: T.Tensor((tokens, k), dtype),
         weight: T.Tensor((2 * intermediate, k), dtype),
+        workers: T.int32,
         out: T.Tensor((tokens, intermediate), dtype),
     ) -> None:
-        with T.Kernel(T.ceildiv(intermediate, columns), T.ceildiv(tokens, rows), threads=tile.threads) as (column, row):
-            left = T.alloc_shared((rows, depth), dtype)
-            values = T.alloc_shared((columns, depth), dtype)
-            gates = T.alloc_shared((columns, depth), dtype)
-            rounded = T.alloc_shared((rows, columns), dtype)
-            value = T.alloc_fragment((rows, columns), "float32")
-            gate = T.alloc_fragment((rows, columns), "float32")
-            T.use_swizzle(tile.panel)
-            T.clear(value)
-            T.clear(gate)
-            for step in T.Pipelined(T.ceildiv(k, depth), num_stages=tile.stages):
-                T.copy(x[row * rows, step * depth], left)
-                T.copy(weight[column * columns, step * depth], values)
-                T.copy(weight[intermediate + column * columns, step * depth], gates)
-                T.gemm(left, values, value, transpose_B=True, policy=policy)
-                T.gemm(left, gates, gate, transpose_B=True, policy=policy)
-            for i, j in T.Parallel(rows, columns):
-                value[i, j] = 0.5 * value[i, j] * (1.0 + T.erf(value[i, j] * root_half)) * gate[i, j]
-            T.copy(value, rounded)
-            if tile.bulk:
-                T.fence_proxy_async()  # each thread's own stores, before one of them starts the bulk copy
-            T.copy(rounded, out[row * rows, column * columns])
+        body(x, weight, x, workers, out)
 
-    return Kernel(gemm_geglu_program)
+    return Kernel(gemm_geglu_program, fast_math=True)
+
+
+def gelu(T: Any, u: Any) -> Any:  # noqa: N803 - the name TileLang's own programs give it
+    """The GELU of a TileLang float32 expression: what of u is above 0, less the share beyond |u| of |u|."""
+    z = T.abs(u)
+    power = T.float32(TAIL[-1])
+    for coefficient in TAIL[-2::-1]:
+        power = power * z + T.float32(coefficient)
+    return T.max(u, T.float32(0)) - z * T.exp2(power)
 
 
 def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
@@ -81,7 +82,4 @@ def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     out = result(out, (tokens, intermediate), x.dtype, x.device)
     tiles = tiles_for(capability)
     tile = tiles.geglu if tokens >= BIG_TOKENS else tiles.geglu_small
-    check_tokens("gemm_geglu", tokens, tile)
-    if tokens:
-        gemm_geglu_kernel(intermediate, k, dtype, tile)(x, weight, out, device=x.device)
-    return out
+    return launch("gemm_geglu", gemm_geglu_kernel(intermediate, k, dtype, tile), tile, [x, weight], out)

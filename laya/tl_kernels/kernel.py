@@ -55,12 +55,17 @@ class Kernel:
     """A traced program, `prim_func`, that any machine can lower and a CUDA device can run.
 
     `fast_math` allows approximate exponentials and divisions (a few units in the last place of float32);
-    `specialised` allows a warp group of its own for the copies, where the architecture has one (sm_90).
+    `specialised` allows a warp group of its own for the copies, where the architecture has one (sm_90); `checked`
+    guards every access that the program does not prove to be within its buffer.
     """
 
-    def __init__(self, prim_func: Any, fast_math: bool = False, specialised: bool = True) -> None:
+    def __init__(self, prim_func: Any, fast_math: bool = False, specialised: bool = True, checked: bool = True) -> None:
         self.prim_func = prim_func
-        self.pass_configs = {"tl.enable_fast_math": fast_math, "tl.disable_warp_specialized": not specialised}
+        self.pass_configs = {
+            "tl.enable_fast_math": fast_math,
+            "tl.disable_warp_specialized": not specialised,
+            "tl.disable_safe_memory_legalize": not checked,
+        }
         self._lock = threading.Lock()
         self._compiled: dict[int, Any] = {}  # by index of the device
 

@@ -4,52 +4,34 @@
 
 from torch import Tensor
 
-from laya.errors import BackendError
-from laya.tl_kernels.arguments import HALVES, MOST_BLOCKS, architecture, dtype_name, expect, result
+from laya.tl_kernels.arguments import HALVES, architecture, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
+from laya.tl_kernels.product import launch, product
 from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, tiles_for
 
 
 @made_once
-def gemm_kernel(  # noqa: C901 - one program; its loops are over tiles
-    n: int, k: int, dtype: str = "bfloat16", tile: GemmTile = SAFE.gemm, bias: bool = False
-) -> Kernel:
+def gemm_kernel(n: int, k: int, dtype: str = "bfloat16", tile: GemmTile = SAFE.gemm, bias: bool = False) -> Kernel:
     """A kernel for (T, k) times (n, k) transposed, in `dtype` with float32 sums; T is free at run time.
 
-    Arguments when called: x (T, k), weight (n, k), then bias (n) if `bias`, then out (T, n). k and n are multiples of
-    8, which the bulk copies' 16 bytes a row need; neither has to be a multiple of the tile.
+    Arguments when called: x (T, k), weight (n, k), then bias (n) if `bias`, then the number of workers, then out
+    (T, n). k and n are multiples of 8.
     """
-    if n % 8 or k % 8:
-        raise ValueError(f"gemm_kernel: n and k must be multiples of 8, got n = {n} and k = {k}")
     T = language()  # noqa: N806 - the name TileLang's own programs give it
     tokens = T.dynamic("tokens")
-    rows, columns, depth = tile.rows, tile.columns, tile.depth
-    policy = T.GemmWarpPolicy.FullRow if tile.by_rows else T.GemmWarpPolicy.Square
 
     @T.macro
-    def body(x, weight, offset, out):  # type: ignore[no-untyped-def]  # TileLang buffers
-        with T.Kernel(T.ceildiv(n, columns), T.ceildiv(tokens, rows), threads=tile.threads) as (column, row):
-            left = T.alloc_shared((rows, depth), dtype)
-            right = T.alloc_shared((columns, depth), dtype)
-            rounded = T.alloc_shared((rows, columns), dtype)
-            total = T.alloc_fragment((rows, columns), "float32")
-            T.use_swizzle(tile.panel)
-            T.clear(total)
-            for step in T.Pipelined(T.ceildiv(k, depth), num_stages=tile.stages):
-                T.copy(x[row * rows, step * depth], left)
-                T.copy(weight[column * columns, step * depth], right)
-                T.gemm(left, right, total, transpose_B=True, policy=policy)
-            if bias:
-                for i, j in T.Parallel(rows, columns):
-                    total[i, j] += T.cast(offset[column * columns + j], "float32")
-            if tile.bulk:
-                T.copy(total, rounded)
-                T.fence_proxy_async()  # each thread's own stores, before one of them starts the bulk copy
-                T.copy(rounded, out[row * rows, column * columns])
-            else:
-                for i, j in T.Parallel(rows, columns):
-                    out[row * rows + i, column * columns + j] = T.cast(total[i, j], dtype)
+    def finish(total, rounded, _row, column, offset):  # type: ignore[no-untyped-def]  # TileLang buffers
+        if bias:
+            for i, j in T.Parallel(tile.rows, tile.columns):
+                total[i, j] += T.cast(offset[column + j], "float32")
+        if tile.bulk or tile.turns:  # sm_90 has an instruction for this copy
+            T.copy(total, rounded)
+        else:
+            for i, j in T.Parallel(tile.rows, tile.columns):
+                rounded[i, j] = T.cast(total[i, j], dtype)
 
+    body = product(n, k, dtype, tile, finish)
     if bias:
 
         @T.prim_func
@@ -57,9 +39,10 @@ def gemm_kernel(  # noqa: C901 - one program; its loops are over tiles
             x: T.Tensor((tokens, k), dtype),
             weight: T.Tensor((n, k), dtype),
             offset: T.Tensor((n,), dtype),
+            workers: T.int32,
             out: T.Tensor((tokens, n), dtype),
         ) -> None:
-            body(x, weight, offset, out)
+            body(x, weight, offset, workers, out)
 
         return Kernel(biased)
 
@@ -67,9 +50,10 @@ def gemm_kernel(  # noqa: C901 - one program; its loops are over tiles
     def plain(
         x: T.Tensor((tokens, k), dtype),
         weight: T.Tensor((n, k), dtype),
+        workers: T.int32,
         out: T.Tensor((tokens, n), dtype),
     ) -> None:
-        body(x, weight, weight, out)
+        body(x, weight, weight, workers, out)
 
     return Kernel(plain)
 
@@ -89,18 +73,8 @@ def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | No
     out = result(out, (tokens, n), x.dtype, x.device)
     tiles = tiles_for(capability)
     tile = tiles.gemm if tokens >= BIG_TOKENS else tiles.gemm_small
-    check_tokens("gemm", tokens, tile)
-    operands = [x, weight, out]
+    operands = [x, weight]
     if bias is not None:
         expect("bias", bias, (n,), x.dtype, x.device)
-        operands.insert(2, bias)
-    if tokens:
-        gemm_kernel(n, k, dtype, tile, bias is not None)(*operands, device=x.device)
-    return out
-
-
-def check_tokens(name: str, tokens: int, tile: GemmTile) -> None:
-    """BackendError when `tokens` take more blocks than a grid has along that axis."""
-    most = MOST_BLOCKS * tile.rows
-    if tokens > most:
-        raise BackendError(f"{name}: {tokens} tokens are more than the {most} of one launch")
+        operands.append(bias)
+    return launch("gemm", gemm_kernel(n, k, dtype, tile, bias is not None), tile, operands, out)

@@ -66,19 +66,20 @@ def rope(qkv: Tensor, positions: Tensor, table: Tensor, longest: int | None = No
     return qkv
 
 
-def attn(
-    qkv: Tensor,
-    offsets: Tensor,
-    longest: int,
-    reach: int | None,
-    out: Tensor | None = None,
-    table: Tensor | None = None,
+def gemm_rope(
+    x: Tensor, weight: Tensor, positions: Tensor, table: Tensor, longest: int, out: Tensor | None = None
 ) -> Tensor:
+    """x (T, K) times weight (3 · H · W, K) transposed, then `rope`, rounded once: (T, 3, H, W) in x's dtype."""
+    to = wide(x.dtype)
+    qkv = F.linear(x.to(to), weight.to(to)).view(len(x), 3, -1, 2 * table.shape[2])
+    return returned(rope(qkv, positions, table, longest), x.dtype, out)
+
+
+def attn(qkv: Tensor, offsets: Tensor, longest: int, reach: int | None, out: Tensor | None = None) -> Tensor:
     """Attention of qkv (T, 3, H, W) inside each sequence that `offsets` (n + 1) bound: (T, H · W) in qkv's dtype.
 
-    With a `reach`, token i sees j only where |i - j| <= reach; with a `table` (2, length, W / 2), queries and keys are
-    rotated first. Rows of `out` past the last sequence are left as they were; without `out` they are 0. ValueError
-    when a sequence is longer than `longest`, BackendError when `longest` exceeds the table.
+    With a `reach`, token i sees j only where |i - j| <= reach. Rows of `out` past the last sequence are left as they
+    were; without `out` they are 0. ValueError when a sequence is longer than `longest`.
     """
     tokens, _, heads, width = qkv.shape
     out = qkv.new_zeros(tokens, heads * width) if out is None else out
@@ -87,11 +88,8 @@ def attn(
             raise ValueError(f"longest: expected the length of the longest sequence, {end - start}, got {longest}")
         if start == end:
             continue
-        rows = qkv[start:end]
         position = torch.arange(end - start, device=qkv.device)
-        if table is not None:
-            rows = rope(rows.clone(), position, table, longest)
-        query, key, value = rows.to(wide(qkv.dtype)).permute(1, 2, 0, 3)
+        query, key, value = qkv[start:end].to(wide(qkv.dtype)).permute(1, 2, 0, 3)
         score = query @ key.transpose(-1, -2) * width**-0.5
         if reach is not None:
             score = score.masked_fill((position[:, None] - position).abs() > reach, float("-inf"))

@@ -13,9 +13,10 @@ BIG_TOKENS = 8192  # from here the large tiles fill the chip
 class GemmTile:
     """One block's share of a matrix product: rows x columns of the output, `depth` of the shared axis a step.
 
-    `panel` is how many block columns are walked together, so that their operands stay in the L2 cache; `by_rows` gives
-    each warp group whole rows of the tile instead of a square of it; `bulk` says that the result leaves by a bulk copy,
-    which sm_90 has, and needs the fence that goes with it.
+    `panel` is how many block columns are walked together, so that their operands stay in the L2 cache; `bulk` says that
+    the result leaves by a bulk copy, which sm_90 has, and needs the fence that goes with it. `turns` says that blocks
+    stay and their warp groups take tiles in turns (`product`), for sm_90 alone: with 384 threads, and no say for what
+    stands after them.
     """
 
     rows: int
@@ -24,8 +25,8 @@ class GemmTile:
     stages: int
     threads: int
     panel: int = 10
-    by_rows: bool = True
     bulk: bool = False
+    turns: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,15 @@ class AttnTile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The shapes of one architecture. GEGLU's columns are counted in outputs, of which each takes two products."""
+    """The shapes of one architecture. GEGLU's columns are counted in outputs, of which each takes two products.
+
+    `qkv` is that of the product which rotates what it makes; None where the library's product and a rotation after it
+    are as fast.
+    """
 
     gemm: GemmTile
     gemm_small: GemmTile
+    qkv: GemmTile | None
     geglu: GemmTile
     geglu_small: GemmTile
     attn: AttnTile
@@ -57,6 +63,7 @@ class Tiles:
 SAFE = Tiles(
     gemm=GemmTile(64, 64, 32, 2, 128),
     gemm_small=GemmTile(64, 64, 32, 2, 128),
+    qkv=None,
     geglu=GemmTile(64, 64, 32, 2, 128),
     geglu_small=GemmTile(64, 64, 32, 2, 128),
     attn=AttnTile(64, 64, 1, 128),
@@ -65,26 +72,29 @@ SAFE = Tiles(
 
 TABLE: dict[tuple[int, int], Tiles] = {
     (9, 0): Tiles(
-        gemm=GemmTile(128, 256, 64, 3, 256, bulk=True),
+        gemm=GemmTile(128, 128, 64, 5, 384, turns=True),
         gemm_small=GemmTile(128, 128, 64, 4, 256, bulk=True),
-        geglu=GemmTile(128, 128, 64, 4, 256, bulk=True),
+        qkv=GemmTile(128, 128, 64, 5, 384, turns=True),
+        geglu=GemmTile(128, 64, 64, 6, 384, turns=True),
         geglu_small=GemmTile(64, 64, 64, 4, 128, bulk=True),
         attn=AttnTile(64, 64, 1, 128),
         attn_window=AttnTile(64, 64, 1, 128, resident=4),
     ),
     (8, 0): Tiles(
-        gemm=GemmTile(128, 128, 32, 4, 256, by_rows=False),
-        gemm_small=GemmTile(64, 128, 32, 4, 128, by_rows=False),
-        geglu=GemmTile(128, 64, 32, 4, 256, by_rows=False),
-        geglu_small=GemmTile(64, 64, 32, 4, 128, by_rows=False),
+        gemm=GemmTile(128, 128, 32, 4, 256),
+        gemm_small=GemmTile(64, 128, 32, 4, 128),
+        qkv=None,
+        geglu=GemmTile(128, 64, 32, 4, 256),
+        geglu_small=GemmTile(64, 64, 32, 4, 128),
         attn=AttnTile(64, 64, 1, 128),
         attn_window=AttnTile(64, 64, 1, 128),
     ),
     (8, 9): Tiles(
-        gemm=GemmTile(128, 128, 32, 3, 256, by_rows=False),
-        gemm_small=GemmTile(64, 128, 32, 3, 128, by_rows=False),
-        geglu=GemmTile(128, 64, 32, 3, 256, by_rows=False),
-        geglu_small=GemmTile(64, 64, 32, 3, 128, by_rows=False),
+        gemm=GemmTile(128, 128, 32, 3, 256),
+        gemm_small=GemmTile(64, 128, 32, 3, 128),
+        qkv=None,
+        geglu=GemmTile(128, 64, 32, 3, 256),
+        geglu_small=GemmTile(64, 64, 32, 3, 128),
         attn=AttnTile(64, 64, 1, 128),
         attn_window=AttnTile(64, 64, 1, 128),
     ),

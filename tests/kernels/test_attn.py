@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from laya import tl_kernels
-from laya.attention import rotary_table
-from laya.errors import BackendError
 from laya.tl_kernels import reference
 from laya.tl_kernels.tiles import TABLE, AttnTile
 from tests.kernels.kernel_checks import ARCHES, HALVES, ROUNDING, error, gpu, needs_tilelang, poison, random
@@ -52,14 +50,6 @@ def test_reference_refuses_a_wrong_longest() -> None:
     qkv = random(9, 3, 1, 8, dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(ValueError, match="longest: expected the length of the longest sequence, 9, got 8"):
         reference.attn(qkv, edges([9]), 8, None)
-
-
-def test_reference_rotates_by_the_place_in_the_sequence() -> None:
-    qkv = random(9, 3, 2, 16, dtype=torch.float64, device=torch.device("cpu"))
-    table = rotary_table(6, 16, 100.0).double()
-    turned = reference.rope(qkv.clone(), torch.tensor([0, 1, 2, 0, 1, 2, 3, 4, 5]), table)
-    got = reference.attn(qkv, edges([3, 6]), 6, 2, table=table)
-    torch.testing.assert_close(got, reference.attn(turned, edges([3, 6]), 6, 2))
 
 
 @needs_tilelang
@@ -130,25 +120,6 @@ def test_gpu_keeps_one_sequences_nan_from_its_neighbours(reach: int | None) -> N
     qkv[100:180] = float("nan")
     got = tl_kernels.attn(qkv, edges([100, 80, 120]).to(device), 120, reach).isnan().any(dim=1)
     assert got.nonzero().flatten().tolist() == list(range(100, 180))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("reach", [None, 64])
-def test_gpu_rotates_as_it_loads(reach: int | None, dtype: torch.dtype) -> None:
-    """Against rotated operands rounded to `dtype`, as the kernel keeps them, so the bound is attention's own."""
-    device = gpu()
-    lengths = [1, 300, 64, 1000]
-    qkv = random(sum(lengths), 3, 4, 64, dtype=dtype, device=device)
-    offsets, table = edges(lengths).to(device), rotary_table(1024, 64, 10_000.0).to(device)
-    before, out = qkv.clone(), poison(sum(lengths), 256, dtype=dtype, device=device)
-    tl_kernels.attn(qkv, offsets, 1000, reach, out, table)
-    positions = torch.cat([torch.arange(length) for length in lengths]).int().to(device)
-    turned = reference.rope(qkv.clone(), positions, table)
-    assert error(out, reference.attn(turned.double(), offsets, 1000, reach)) < 2.5 * ROUNDING[dtype]
-    assert torch.equal(qkv, before)
-    with pytest.raises(BackendError, match="1000 tokens exceeds the table of 999"):
-        tl_kernels.attn(qkv, offsets, 1000, reach, table=table[:, :999].contiguous())
 
 
 @pytest.mark.gpu

@@ -1,5 +1,7 @@
 """Rotary positions: the reference, the CUDA they lower to, and the answers on a GPU."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +10,11 @@ from laya import tl_kernels
 from laya.attention import rotary_table, rotate
 from laya.errors import BackendError
 from laya.tl_kernels import reference
-from tests.kernels.kernel_checks import ARCHES, HALVES, ROUNDING, TOKENS, error, gpu, needs_tilelang, random
+from laya.tl_kernels.tiles import SAFE, TABLE
+from tests.kernels.kernel_checks import ARCHES, HALVES, ROUNDING, TOKENS, error, gpu, needs_tilelang, poison, random
+
+QKV = TABLE[9, 0].qkv
+assert QKV is not None
 
 
 def table(length: int, width: int) -> Tensor:
@@ -79,3 +85,53 @@ def test_gpu_never_invents_a_position() -> None:
         tl_kernels.rope(qkv, torch.zeros(3, dtype=torch.int32, device=device), turns, 9)
     tl_kernels.rope(qkv, torch.tensor([7, 8, -1], dtype=torch.int32, device=device), turns)
     assert not qkv[0].isnan().any() and qkv[1:, :2].isnan().all() and not qkv[1:, 2].isnan().any()
+
+
+def test_reference_rotates_what_the_product_makes() -> None:
+    x, weight = (random(*shape, dtype=torch.float64, device=torch.device("cpu")) for shape in ((6, 24), (192, 24)))
+    positions, turns = torch.tensor([0, 1, 2, 0, 1, 7], dtype=torch.int32), table(8, 32).double()
+    want = reference.rope((x @ weight.T).view(6, 3, 2, 32), positions, turns)
+    torch.testing.assert_close(reference.gemm_rope(x, weight, positions, turns, 8), want)
+
+
+@needs_tilelang
+@pytest.mark.parametrize(("hidden", "width"), [(256, 96), (192, 64)], ids=["part of a head", "keys and values"])
+def test_factory_refuses_a_tile_that_mixes_what_is_rotated(hidden: int, width: int) -> None:
+    tile = replace(SAFE.gemm, columns=256)
+    with pytest.raises(ValueError, match="must hold whole heads"):
+        tl_kernels.gemm_rope_kernel(hidden, hidden, width, "bfloat16", tile)
+
+
+@needs_tilelang
+def test_product_lowers_to_tensor_core_code() -> None:
+    source = tl_kernels.gemm_rope_kernel(1024, 1024, 64, "bfloat16", QKV).cuda_source("sm_90")
+    assert "wgmma" in source
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(("heads", "width"), [(16, 64), (12, 64), (8, 32), (4, 128)])
+def test_gpu_rotates_what_the_product_makes(heads: int, width: int, dtype: torch.dtype) -> None:
+    """One rounding of the result to `dtype`, by the tile of Hopper cards and, on any card, by one that is safe."""
+    device, hidden = gpu(), heads * width
+    turns = table(1024, width).to(device)
+    weight = random(3 * hidden, hidden, dtype=dtype, device=device, scale=hidden**-0.5)
+    tiles = [replace(SAFE.gemm, columns=128), *([QKV] if torch.cuda.get_device_capability(device) == (9, 0) else [])]
+    for tokens in (*TOKENS, 20_000):
+        x = random(tokens, hidden, dtype=dtype, device=device)
+        positions = torch.randint(1024, (tokens,), dtype=torch.int32, device=device)
+        want = reference.gemm_rope(x.double(), weight.double(), positions, turns.double(), 1024)
+        for tile in tiles:
+            out = poison(tokens, 3, heads, width, dtype=dtype, device=device)
+            assert tl_kernels.gemm_rope(x, weight, positions, turns, 1024, tile, out) is out
+            assert error(out, want) < ROUNDING[dtype], (tokens, tile)
+
+
+@pytest.mark.gpu
+def test_gpu_product_refuses_a_position_beyond_the_table() -> None:
+    device = gpu()
+    x, weight = (random(*shape, dtype=torch.bfloat16, device=device) for shape in ((3, 128), (384, 128)))
+    with pytest.raises(BackendError, match="9 tokens exceeds the table of 8"):
+        tl_kernels.gemm_rope(
+            x, weight, torch.zeros(3, dtype=torch.int32, device=device), table(8, 64).to(device), 9, QKV
+        )

@@ -40,11 +40,12 @@ def checkpoint(agent: laya.Agent) -> Checkpoint:
 
 
 def write(path: Path, description: dict[str, str]) -> Path:
-    """A file that says what an artifact says of itself, and holds nothing else."""
+    """A file that says what an artifact says of itself, and whose program is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
         metadata = {f"laya_{key}": value for key, value in description.items()}
         archive.writestr("x/data/aotinductor/model/a.wrapper_metadata.json", json.dumps(metadata))
+        archive.writestr("x/data/aotinductor/model/a.wrapper.so", "no program")
     return path
 
 
@@ -108,9 +109,12 @@ def test_what_is_no_artifact_is_refused_by_name(checkpoint: Checkpoint, tmp_path
         find_artifact([tmp_path], wanted)
     (tmp_path / "a.pt2").write_bytes(b"no archive")
     assert "expected an artifact of laya.export_aot" in str(misfit(tmp_path / "a.pt2", wanted))
-    with zipfile.ZipFile(tmp_path / "b.pt2", "w"):
-        pass
-    assert "it has no description" in str(misfit(tmp_path / "b.pt2", wanted))
+    with zipfile.ZipFile(tmp_path / "b.pt2", "w") as archive:
+        archive.writestr("a_metadata.json", "{}")
+    assert "it holds no program" in str(misfit(tmp_path / "b.pt2", wanted))
+    with zipfile.ZipFile(tmp_path / "c.pt2", "w") as archive:
+        archive.writestr("a.so", "no program")
+    assert "it has no description" in str(misfit(tmp_path / "c.pt2", wanted))
 
 
 def test_a_refusal_names_the_reason_and_eager_runs(
