@@ -1,15 +1,11 @@
 """The compile backend: the model through torch.compile, with every size of a batch dynamic.
 
-Owns what keeps the number of graphs fixed, the CUDA graphs of small batches, and where compiled code is kept. On CUDA
-the packed attention has no mask; on a CPU, where only the older flag compiles, there is one.
+Owns what keeps the number of graphs fixed, and where compiled code is kept. On CUDA the packed attention has no mask;
+on a CPU, where only the older flag compiles, there is one.
 """
 
-import functools
 import os
-import threading
-from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -18,11 +14,11 @@ import torch
 from torch import Tensor
 
 from laya.backends.base import Backend, BackendContext, ModelBackend
+from laya.backends.graphs import Forward, Graphed
 from laya.errors import BackendError, BackendUnavailableError
 from laya.inputs import LEAST_MARKERS, ModelInputs, widen
 from laya.model import DecisionModel
 from laya.operations import Operations, choose_operations
-from laya.packing import GraphShape, graph_shape
 
 MODES = ("default", "reduce-overhead")
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -31,59 +27,32 @@ Step = Callable[..., tuple[Tensor, Tensor]]
 
 
 class CompileBackend(ModelBackend):
-    """Compiles one graph for all sizes, and with `reduce-overhead` one more that is recorded per graph shape."""
+    """Compiles one graph for all sizes; with `reduce-overhead`, small batches are replayed as CUDA graphs of it."""
 
     name = "compile"
     compiles = True
 
     def __init__(self, context: BackendContext) -> None:
-        options = context.compiling
         super().__init__(context, choose_operations(context.device, context.dtype))
-        step = with_own_code(forward_step(context.model, self._operations))
-        self._step: Step = torch.compile(step, dynamic=True, fullgraph=True)
-        self._max_len = context.checkpoint.max_len
+        # Not dynamic=True, with which a constant of the model is taken for a size too, and traced twice.
+        self._step: Step = torch.compile(with_own_code(forward_step(context.model, self._operations)), fullgraph=True)
         # Where sequences are padded, a graph shape would pad its filling and every empty sequence too.
-        graphed = options.mode == "reduce-overhead" and context.device.type == "cuda" and not self.padded
-        self._graphed: Step | None = (
-            torch.compile(step, dynamic=True, fullgraph=True, mode="reduce-overhead") if graphed else None
-        )
+        graphed = context.compiling.mode == "reduce-overhead" and context.device.type == "cuda" and not self.padded
+        self._run: Forward = self._compiled
+        if graphed:
+            self._run = Graphed(self._compiled, context.device, context.checkpoint.max_len)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():  # not inference mode: torch compiles again for tensors that were made in it
+            return self._run(inputs)
+
+    def close(self) -> None:
+        del self._run  # and its recordings
+
+    def _compiled(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape
-        shape = None if self._graphed is None else graph_shape(len(inputs.input_ids), rows, columns)
-        # Not inference mode: torch compiles again for tensors that were made in it.
-        with torch.no_grad():
-            if self._graphed is None or shape is None:
-                logits, act = self._step(*mark_sizes(plural_arguments(inputs)))
-            else:
-                logits, act = graph_thread().submit(self._replay, self._graphed, inputs, shape).result()
+        logits, act = self._step(*mark_sizes(plural_arguments(inputs)))
         return logits[:rows, :columns], act[:rows]
-
-    def _replay(self, graphed: Step, inputs: ModelInputs, shape: GraphShape) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            inputs = widen(inputs, shape.tokens, shape.sequences, shape.markers)
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            logits, act = graphed(*mark_sizes(step_arguments(inputs, min(shape.tokens, self._max_len))))
-            return logits.clone(), act.clone()  # the next replay, of whichever agent, writes over them
-
-
-@functools.cache
-def graph_thread() -> ThreadPoolExecutor:
-    """The one thread that replays CUDA graphs in this process.
-
-    Replays share memory pools and one notion of a step, whichever agent makes them, so they come one after another;
-    and torch knows a recorded graph only in the thread that recorded it.
-    """
-    return ThreadPoolExecutor(1, thread_name_prefix="laya-graphs", initializer=_let_thread_record)
-
-
-def _let_thread_record() -> None:
-    """Torch gives only the thread that imports this module a place for its recorded graphs."""
-    from torch._inductor import cudagraph_trees  # noqa: PLC0415
-
-    if not hasattr(cudagraph_trees.local, "tree_manager_containers"):
-        cudagraph_trees.local.tree_manager_containers = {}
-        cudagraph_trees.local.tree_manager_locks = defaultdict(threading.Lock)
 
 
 def forward_step(model: DecisionModel, operations: Operations) -> Step:
@@ -141,10 +110,11 @@ def build_compile(context: BackendContext) -> Backend:
 
     BackendError, or OSError where the options say so, when the folder of compiled code cannot be made.
     """
-    options, device = context.compiling, context.device.type
-    if device != "cuda" and not options.cpu:
-        raise BackendUnavailableError(f"it compiles for CUDA, and the device is {device}")
-    check_mode(options.mode, device)
+    options = context.compiling
+    if context.device.type != "cuda" and not options.cpu:
+        raise BackendUnavailableError(f"it compiles for CUDA, and the device is {context.device.type}")
+    if options.mode not in MODES:
+        raise BackendError(f"compile_mode: expected {' or '.join(MODES)}, found {options.mode!r}")
     if options.cache_dir is not None:
         try:
             keep_compiled(options.cache_dir)
@@ -153,17 +123,6 @@ def build_compile(context: BackendContext) -> Backend:
                 raise
             raise BackendError(f"compiled code cannot be kept: {error}") from error
     return CompileBackend(context)
-
-
-def check_mode(mode: str, device: str) -> None:
-    """Raises BackendError for a mode that is none, or that this torch cannot run on the device."""
-    if mode not in MODES:
-        raise BackendError(f"compile_mode: expected {' or '.join(MODES)}, found {mode!r}")
-    if mode == "reduce-overhead" and device == "cuda" and not _has_graph_steps():
-        raise BackendError(
-            f"compile_mode {mode!r} needs torch.compiler.cudagraph_mark_step_begin, which torch {torch.__version__} "
-            "has not; use 'default'"
-        )
 
 
 def keep_compiled(folder: Path, environ: Any = os.environ) -> None:
@@ -186,7 +145,3 @@ def _was_chosen(place: str | None) -> bool:
         return Path(place) != Path(default_cache_dir()).absolute()
     except (KeyError, OSError):  # a user without a name has no such place
         return True
-
-
-def _has_graph_steps() -> bool:
-    return hasattr(torch.compiler, "cudagraph_mark_step_begin")

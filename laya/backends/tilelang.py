@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from laya import tl_kernels as kernels
 from laya.attention import Attention, AttentionSpec, PackedAttention
 from laya.backends.base import Backend, BackendContext, ModelBackend
+from laya.backends.graphs import Graphed
 from laya.errors import BackendError, BackendUnavailableError
 from laya.inputs import ModelInputs
 from laya.model import ModelConfig
@@ -62,10 +63,17 @@ class TileLangBackend(ModelBackend):
     def __init__(self, context: BackendContext) -> None:
         qkv = qkv_tile(context.checkpoint.model_config, context.device, HALVES[context.dtype])
         super().__init__(context, TileLangOperations(qkv))
+        self._run = Graphed(self._launch, context.device, context.checkpoint.max_len)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
-            logits, act = self._model(inputs, self._operations)
+            return self._run(inputs)
+
+    def close(self) -> None:
+        del self._run  # and its recordings
+
+    def _launch(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+        logits, act = self._model(inputs, self._operations)
         return logits, act
 
 

@@ -33,7 +33,7 @@ def test_every_kernel_of_the_published_encoders_is_traced() -> None:
         ({"heads": 32}, "rope_kernel: the width of a head must be a multiple of 16, got 8"),
         ({"heads": 16}, "attn_kernel: a head must be 32, 64 or 128 wide, got 16"),
         ({"reach": 0}, "attn_kernel: the reach must be None or a positive number of tokens, got 0"),
-        ({"intermediate_size": 100}, "gemm_geglu_kernel: widths must be multiples of 8, got 100 and 256"),
+        ({"intermediate_size": 100}, "a product's widths must be multiples of 8, got 100 and 256"),
     ],
 )
 def test_a_model_of_other_widths_is_not_for_the_kernels(change: dict[str, Any], reason: str) -> None:
