@@ -47,12 +47,14 @@ class AotBackend(ModelBackend):
         del self._compiled, self._constants
 
     def _load(self) -> Any:
-        from torch._inductor.package.package import load_package  # noqa: PLC0415 - the compiler takes long to import
+        # Takes long to import. Not `aoti_load_package`, which tries again where this fails, and may end the process.
+        from torch.export.pt2_archive._package import load_pt2  # noqa: PLC0415
 
         if not self.padded:  # the program calls an operator by name that torch registers on this import
             from torch.nn.attention import varlen  # noqa: F401, PLC0415
         index = self.device.index if self.device.type == "cuda" else -1
-        return load_package(str(self.artifact), num_runners=RUNNERS, device_index=index)
+        found = load_pt2(str(self.artifact), num_runners=RUNNERS, device_index=index)
+        return found.aoti_runners["model"]
 
 
 def allocation_failures(device: torch.device) -> int:
