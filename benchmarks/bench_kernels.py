@@ -3,7 +3,8 @@
     python benchmarks/bench_kernels.py --tokens 65536 16384 --out kernels.jsonl
 
 Prints a table and writes one JSON line a measurement: median milliseconds, the rate, and its share of the ceiling
-(a large copy, a large bf16 product) measured in the same run. Times are medians on the device, queueing excluded.
+(a large copy, a large bf16 product) measured in the same run. A kernel and the library's way take turns of calls in a
+row, as they come in a forward pass: a card that is held to its power runs all of them slower than one call alone.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from torch.nn.attention.varlen import varlen_attn
 from laya import tl_kernels
 from laya.attention import rotary_table
 from laya.tl_kernels import reference
+from laya.tl_kernels.tiles import tiles_on
+from laya.tl_kernels.tune import medians_ms
 
 WIDTH, INTERMEDIATE, HEADS, HEAD_WIDTH, REACH = 1024, 2624, 16, 64, 64
 LONGEST = 1024  # tokens
@@ -58,29 +61,13 @@ class Measurement:
     tilelang: str
 
 
-def median_ms(work: Callable[[], object], repeats: int = 30) -> float:
-    """The median of event times, each around one call with a cold L2 cache."""
-    flush = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
-    times = []
-    for index in range(repeats + 5):
-        flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        if index >= 5:
-            times.append(start.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
-
-
 def ceilings() -> tuple[float, float]:
     """TFLOP/s of a large bf16 product and TB/s of a large copy (read and written bytes), on random data."""
     a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    product = 2 * 8192**3 / median_ms(lambda: a @ b) / 1e9
     source = torch.randint(256, (2**31,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return product, 2 * 2**31 / median_ms(lambda: target.copy_(source)) / 1e9
+    product, copy = medians_ms([lambda: a @ b, lambda: target.copy_(source)])
+    return 2 * 8192**3 / product / 1e9, 2 * 2**31 / copy / 1e9
 
 
 def lengths(tokens: int) -> list[int]:
@@ -106,8 +93,8 @@ def cases(tokens: int) -> Iterator[Case]:
         yield Case(
             name,
             lambda i=inputs, w=weight: tl_kernels.gemm(i, w),
-            lambda i=inputs, w=weight: F.linear(i, w),
-            None,
+            lambda i=inputs, w=weight: reference.gemm(i, w),
+            ("cuBLAS", lambda i=inputs, w=weight: F.linear(i, w)),
             flop=2.0 * tokens * weight.numel(),
         )
     gated = half(2 * INTERMEDIATE, WIDTH, scale=0.03)
@@ -131,11 +118,11 @@ def cases(tokens: int) -> Iterator[Case]:
         None,
         moved_bytes=tokens * WIDTH * (2 * FLOAT_BYTES + 2 * HALF_BYTES),
     )
-    yield from attention_cases(half(tokens, 3, HEADS, HEAD_WIDTH))
+    yield from attention_cases(half(tokens, 3, HEADS, HEAD_WIDTH), x, half(3 * WIDTH, WIDTH, scale=0.03))
 
 
-def attention_cases(qkv: Tensor) -> Iterator[Case]:
-    """Rotary positions and attention over qkv (T, 3, 16, 64)."""
+def attention_cases(qkv: Tensor, x: Tensor, weight: Tensor) -> Iterator[Case]:
+    """Rotary positions and attention over qkv (T, 3, 16, 64), which x (T, 1024) and weight (3072, 1024) might make."""
     tokens = len(qkv)
     rows = lengths(tokens)
     offsets = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
@@ -149,6 +136,14 @@ def attention_cases(qkv: Tensor) -> Iterator[Case]:
         None,
         moved_bytes=2 * tokens * 2 * WIDTH * HALF_BYTES,
     )
+    if (tile := tiles_on(qkv.device).qkv) is not None:
+        yield Case(
+            "gemm_rope",
+            lambda: tl_kernels.gemm_rope(x, weight, positions, table, longest, tile),
+            lambda: reference.gemm_rope(x, weight, positions, table, longest),
+            ("cuBLAS, then rope", lambda: tl_kernels.rope(F.linear(x, weight).view_as(qkv), positions, table, longest)),
+            flop=2.0 * tokens * weight.numel(),
+        )
     for reach in (None, REACH):
         seen = sum(
             row * row if reach is None else sum(min(i + reach, row - 1) - max(i - reach, 0) + 1 for i in range(row))
@@ -174,10 +169,11 @@ def measure(tokens: int, matrix_tflop: float, copy_tb: float) -> Iterator[Measur
     import tilelang  # noqa: PLC0415 - for its version alone
 
     for case in cases(tokens):
-        runs = [("TileLang", case.ours), ("torch", case.torch), *([case.library] if case.library else [])]
-        for implementation, work in runs:
-            repeats = 3 if case.kernel.startswith("attn") and implementation == "torch" else 30
-            spent_ms = median_ms(work, repeats)
+        runs = {"TileLang": case.ours} | dict([case.library] if case.library else [])
+        times = dict(zip(runs, medians_ms([*runs.values()]), strict=True))
+        # The reference is no rival, and its attention is slow enough to be measured by itself.
+        times["torch"] = medians_ms([case.torch], rounds=3, calls=1)[0]
+        for implementation, spent_ms in times.items():
             tflop = case.flop / spent_ms / 1e9 if case.flop else None
             tb = case.moved_bytes / spent_ms / 1e9 if case.moved_bytes else None
             yield Measurement(

@@ -14,9 +14,9 @@ from laya.errors import BackendError, BackendUnavailableError
 from laya.inputs import ModelInputs
 from laya.model import ModelConfig
 from laya.operations import PackedOperations, choose_operations
-from laya.tl_kernels.arguments import HALVES, capability
+from laya.tl_kernels.arguments import HALVES
 from laya.tl_kernels.kernel import Kernel
-from laya.tl_kernels.tiles import GemmTile, tiles_for
+from laya.tl_kernels.tiles import GemmTile, tiles_on
 
 
 class TileLangAttention(PackedAttention):
@@ -117,7 +117,7 @@ def trace_kernels(config: ModelConfig, dtype: str) -> list[Kernel]:
 
 def qkv_tile(config: ModelConfig, device: torch.device, dtype: str) -> GemmTile | None:
     """The tile for a projection that rotates what it makes; None where it cannot, or cuBLAS serves better."""
-    hidden, tile = config.hidden_size, tiles_for(capability(device)).qkv
+    hidden, tile = config.hidden_size, tiles_on(device).qkv
     if tile is None or config.attention_bias:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The checks every kernel's wrapper makes of its arguments, and what follows from them: dtype name and architecture."""
+"""The checks every kernel's wrapper makes of its arguments, and what follows from them."""
 
 import functools
 import math
@@ -45,11 +45,11 @@ def dtype_name(name: str, tensor: Tensor, allowed: dict[torch.dtype, str]) -> st
     return allowed[tensor.dtype]
 
 
-def architecture(name: str, device: torch.device) -> tuple[int, int]:
-    """The compute capability of `device`. BackendError when the kernels cannot run there."""
+def check_device(name: str, device: torch.device) -> None:
+    """BackendError when the kernels cannot run on `device`."""
     if device.type != "cuda":
         raise BackendError(f"{name} runs on CUDA tensors, got {device}: laya.tl_kernels.reference has it in torch")
-    return capability(device)
+    capability(device)
 
 
 @functools.cache

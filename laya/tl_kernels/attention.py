@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from laya.errors import BackendError
-from laya.tl_kernels.arguments import HALVES, MOST_BLOCKS, architecture, dtype_name, expect, result
+from laya.tl_kernels.arguments import HALVES, MOST_BLOCKS, check_device, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
-from laya.tl_kernels.tiles import SAFE, AttnTile, tiles_for
+from laya.tl_kernels.tiles import SAFE, AttnTile, tiles_on
 
 LOWEST = -1e30  # below every score, and finite: a difference of two of it is 0, not NaN
 
@@ -121,13 +121,13 @@ def attn(qkv: Tensor, offsets: Tensor, longest: int, reach: int | None, out: Ten
 
     ValueError for what does not fit together; BackendError away from CUDA, or for more than one launch takes.
     """
-    capability = architecture("attn", qkv.device)
+    check_device("attn", qkv.device)
     dtype = dtype_name("qkv", qkv, HALVES)
     expect("qkv", qkv, (None, 3, None, None), qkv.dtype, qkv.device)
     tokens, _, heads, width = qkv.shape
     check_sequences(offsets, longest, qkv)
     out = result(out, (tokens, heads * width), qkv.dtype, qkv.device)
-    tiles = tiles_for(capability)
+    tiles = tiles_on(qkv.device)
     # A window that covers the longest sequence hides nothing.
     near = None if reach is not None and longest <= reach + 1 else reach
     tile = tiles.attn if near is None else tiles.attn_window

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from laya.tl_kernels.arguments import HALVES, architecture, dtype_name, expect, result
+from laya.tl_kernels.arguments import HALVES, check_device, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 from laya.tl_kernels.product import launch, product
-from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, tiles_for
+from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, tiles_on
 
 # The share of a normal distribution beyond z >= 0, as a power of two of this polynomial in z, lowest degree first: a
 # minimax fit of z times that share, which is what GELU takes from z. In float32 it is within 7e-7 of the exact GELU; an
@@ -71,7 +71,7 @@ def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     `weight` is (2 I, K). `out`, when given, receives the result. ValueError for shapes, dtypes or devices that do not
     fit together; BackendError away from CUDA, or for more tokens than one launch takes.
     """
-    capability = architecture("gemm_geglu", x.device)
+    check_device("gemm_geglu", x.device)
     dtype = dtype_name("x", x, HALVES)
     expect("x", x, (None, None), x.dtype, x.device)
     tokens, k = x.shape
@@ -80,6 +80,6 @@ def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     if odd:
         raise ValueError(f"weight: expected an even number of rows, values then gates, got {weight.shape[0]}")
     out = result(out, (tokens, intermediate), x.dtype, x.device)
-    tiles = tiles_for(capability)
+    tiles = tiles_on(x.device)
     tile = tiles.geglu if tokens >= BIG_TOKENS else tiles.geglu_small
     return launch("gemm_geglu", gemm_geglu_kernel(intermediate, k, dtype, tile), tile, [x, weight], out)

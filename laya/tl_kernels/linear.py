@@ -4,10 +4,10 @@
 
 from torch import Tensor
 
-from laya.tl_kernels.arguments import HALVES, architecture, dtype_name, expect, result
+from laya.tl_kernels.arguments import HALVES, check_device, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 from laya.tl_kernels.product import launch, product
-from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, tiles_for
+from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, tiles_on
 
 
 @made_once
@@ -64,14 +64,14 @@ def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | No
     `out`, when given, receives the result. ValueError for shapes, dtypes or devices that do not fit together;
     BackendError away from CUDA, or for more tokens than one launch takes.
     """
-    capability = architecture("gemm", x.device)
+    check_device("gemm", x.device)
     dtype = dtype_name("x", x, HALVES)
     expect("x", x, (None, None), x.dtype, x.device)
     tokens, k = x.shape
     expect("weight", weight, (None, k), x.dtype, x.device)
     n = weight.shape[0]
     out = result(out, (tokens, n), x.dtype, x.device)
-    tiles = tiles_for(capability)
+    tiles = tiles_on(x.device)
     tile = tiles.gemm if tokens >= BIG_TOKENS else tiles.gemm_small
     operands = [x, weight]
     if bias is not None:

@@ -1,10 +1,22 @@
-"""Which tile shapes a kernel is built with: a small named table per architecture, chosen by the number of tokens.
+"""Which tile shapes a kernel is built with: a small table per architecture, and what may be measured instead of it.
 
-Owns nothing else. The sm_90 shapes are those that measured fastest on an H200 at 65,536 tokens of the large shape, or
-within the spread of it; those of sm_80 and sm_89 are chosen to fit shared memory (163 and 99 KiB a block), unmeasured.
+Owns the table, its named alternatives, and where `tune` keeps which of them a card is fastest with. The sm_90 shapes
+are those that measured fastest on an H200 at 32,768 and 65,536 tokens of the large shape, or within the spread of it;
+those of sm_80 and sm_89 are chosen to fit shared memory (163 and 99 KiB a block), unmeasured.
 """
 
-from dataclasses import dataclass
+import functools
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from laya.errors import BackendError
+from laya.settings import read_settings
+from laya.tl_kernels.arguments import capability
+from laya.tl_kernels.kernel import tilelang
 
 BIG_TOKENS = 8192  # from here the large tiles fill the chip
 
@@ -101,6 +113,63 @@ TABLE: dict[tuple[int, int], Tiles] = {
 }
 
 
-def tiles_for(capability: tuple[int, int]) -> Tiles:
-    """The shapes for a compute capability; safe ones for a card that is not in the table."""
-    return TABLE.get(capability, SAFE)
+# By field of `Tiles`, what `tune` measures; the first is the table's own.
+ALTERNATIVES: dict[tuple[int, int], dict[str, dict[str, GemmTile | AttnTile | None]]] = {
+    (9, 0): {
+        "qkv": {"turns": TABLE[9, 0].qkv, "library": None},
+        "geglu": {"turns": TABLE[9, 0].geglu, "blocks": GemmTile(128, 128, 64, 4, 256, bulk=True)},
+        "geglu_small": {
+            "64 x 64": TABLE[9, 0].geglu_small,
+            "128 x 64": GemmTile(128, 64, 64, 4, 256, bulk=True),
+            "turns": TABLE[9, 0].geglu,
+        },
+        "attn": {"64 x 64": TABLE[9, 0].attn, "128 x 64": AttnTile(128, 64, 1, 256)},
+        "attn_window": {"4 resident": TABLE[9, 0].attn_window, "any resident": AttnTile(64, 64, 1, 128)},
+    },
+    (8, 0): {
+        "qkv": {"library": None, "128 x 128": GemmTile(128, 128, 32, 4, 256)},
+        "geglu": {"128 x 64": TABLE[8, 0].geglu, "128 x 128": GemmTile(128, 128, 32, 3, 256)},
+        "geglu_small": {"64 x 64": TABLE[8, 0].geglu_small, "128 x 64": TABLE[8, 0].geglu},
+        "attn": {"64 x 64": TABLE[8, 0].attn, "128 x 64": AttnTile(128, 64, 1, 256)},
+    },
+    (8, 9): {
+        "qkv": {"library": None, "128 x 128": GemmTile(128, 128, 32, 3, 256)},
+        "geglu": {"128 x 64": TABLE[8, 9].geglu, "64 x 64": TABLE[8, 9].geglu_small},
+        "geglu_small": {"64 x 64": TABLE[8, 9].geglu_small, "128 x 64": TABLE[8, 9].geglu},
+        "attn": {"64 x 64": TABLE[8, 9].attn, "128 x 64": AttnTile(128, 64, 1, 256)},
+    },
+}
+
+
+@functools.cache
+def tiles_on(device: torch.device) -> Tiles:
+    """The shapes for a CUDA device: its architecture's, or safe ones; and what `tune` has kept for the card instead."""
+    found = capability(device)
+    alternatives = ALTERNATIVES.get(found, {})
+    choices = read_choices(choices_file(torch.cuda.get_device_name(device)), tilelang_version())
+    kept = {
+        name: alternatives[name][choice] for name, choice in choices.items() if choice in alternatives.get(name, ())
+    }
+    return replace(TABLE.get(found, SAFE), **kept)  # type: ignore[arg-type]  # a field's alternatives are of its kind
+
+
+def choices_file(card: str) -> Path:
+    """Where the choices for a card of that name are kept."""
+    return read_settings().cache_dir / "tiles" / f"{re.sub(r'[^A-Za-z0-9]+', '-', card)}.json"
+
+
+def read_choices(path: Path, version: str) -> dict[str, str]:
+    """The alternative chosen for each field; none where they were not measured, or with another TileLang."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return dict(found["choices"]) if found["tilelang"] == version else {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BackendError(
+            f"{path}: expected what laya.tl_kernels.tune writes, remove it or tune again: {error}"
+        ) from error
+
+
+def tilelang_version() -> str:
+    return str(tilelang().__version__)

@@ -1,0 +1,140 @@
+"""Measures which tile shapes a card is fastest with, and keeps the answer: `python -m laya.tl_kernels.tune CHECKPOINT`.
+
+For every kernel that `tiles.ALTERNATIVES` knows more than one shape of, they run by turns at the checkpoint's widths,
+the library's way among them where it is one. What is fastest is kept under the cache folder, and taken from then on for
+any card of that name. Without it kernels take the shapes of the table, which were measured on an H200.
+"""
+
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name every reader of PyTorch knows
+from rich.console import Console
+from rich.table import Table
+
+from laya import tl_kernels as kernels
+from laya.attention import rotary_table
+from laya.checkpoint import open_checkpoint
+from laya.errors import BackendError
+from laya.location import find_checkpoint
+from laya.model import ModelConfig
+from laya.tl_kernels.arguments import HALVES, capability
+from laya.tl_kernels.product import launch
+from laya.tl_kernels.tiles import ALTERNATIVES, choices_file, tilelang_version
+
+LARGE, SMALL, LENGTH = 32_768, 2_048, 256  # tokens: of a batch, of a small one, of its sequences
+ROUNDS, CALLS = 7, 20
+GAIN = 0.98  # of the table's time: what an alternative must stay under, since two runs differ by a percent or two
+
+
+@dataclass(frozen=True)
+class Timing:
+    field: str
+    name: str
+    median_ms: float
+
+
+def tune(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Iterator[list[Timing]]:
+    """The alternatives of each field of `Tiles`, the table's own first, in milliseconds at that model's widths.
+
+    One that this card or model cannot run is left out.
+    """
+    for field, alternatives in ALTERNATIVES.get(capability(device), {}).items():
+        work = Work(config, dtype, device, SMALL if field.endswith("_small") else LARGE)
+        runs = {}
+        for name, tile in alternatives.items():
+            with contextlib.suppress(BackendError, ValueError):
+                run = work.run(field, tile)
+                run()
+                runs[name] = run
+        yield [Timing(field, name, median) for name, median in zip(runs, medians_ms([*runs.values()]), strict=True)]
+
+
+class Work:
+    """What each kernel does in a forward pass over `tokens` tokens of random values."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, tokens: int) -> None:
+        self._config = config
+        width = config.hidden_size
+        self._x = torch.randn(tokens, width, device=device).to(dtype)
+        self._weight = (torch.randn(2 * max(config.intermediate_size, 3 * width), width, device=device) * 0.03).to(
+            dtype
+        )
+        self._table = rotary_table(LENGTH, width // config.heads, 10_000.0).to(device)
+        self._positions = (torch.arange(tokens, device=device) % LENGTH).int()
+        self._offsets = torch.arange(0, tokens + 1, LENGTH, device=device).int()
+
+    def run(self, field: str, tile: Any) -> Callable[[], object]:
+        """The work of that field of `Tiles`, in that shape; None stands for the library."""
+        config, x, dtype = self._config, self._x, HALVES[self._x.dtype]
+        inner, width = config.intermediate_size, config.hidden_size
+        if field.startswith("geglu"):
+            kernel = kernels.gemm_geglu_kernel(inner, width, dtype, tile)
+            weight, out = self._weight[: 2 * inner], x.new_empty(len(x), inner)
+            return lambda: launch("gemm_geglu", kernel, tile, [x, weight], out)
+        weight = self._weight[: 3 * width]
+        if field == "qkv" and tile is not None:
+            return lambda: kernels.gemm_rope(x, weight, self._positions, self._table, LENGTH, tile)
+        qkv = F.linear(x, weight).view(len(x), 3, config.heads, -1)
+        if field == "qkv":
+            return lambda: kernels.rope(F.linear(x, weight).view_as(qkv), self._positions, self._table, LENGTH)
+        reach = config.reach if field == "attn_window" else None
+        attention = kernels.attn_kernel(config.heads, width // config.heads, dtype, reach, tile)
+        flat, out = qkv.view(len(x), -1), torch.empty_like(x)
+        return lambda: attention(flat, self._offsets, LENGTH, out, device=x.device)
+
+
+def medians_ms(runs: list[Callable[[], object]], rounds: int = ROUNDS, calls: int = CALLS) -> list[float]:
+    """The medians of some calls of each, which take turns, so that a card that slows down slows all of them."""
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(rounds):
+        for run, found in zip(runs, times, strict=True):
+            run()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            for _ in range(calls):
+                run()
+            end.record()
+            end.synchronize()
+            found.append(start.elapsed_time(end) / calls)
+    return [sorted(found)[len(found) // 2] for found in times]
+
+
+def choose(timings: list[Timing]) -> Timing:
+    """The fastest, unless the table's own is as good."""
+    best = min(timings, key=lambda timing: timing.median_ms)
+    return best if best.median_ms < GAIN * timings[0].median_ms else timings[0]
+
+
+def main() -> None:
+    """Measure, print, and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", help="a folder, a name or a Hub id; only its sizes are read")
+    parser.add_argument("--fp16", action="store_true", help="measure fp16 instead of bf16")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device to measure")
+    device = torch.device("cuda", torch.cuda.current_device())
+    card = torch.cuda.get_device_name(device)
+    config = open_checkpoint(find_checkpoint(options.checkpoint)).model_config
+    table = Table("kernel", "shape", "ms", "chosen", title=card)
+    choices = {}
+    for timings in tune(config, torch.float16 if options.fp16 else torch.bfloat16, device):
+        chosen = choose(timings)
+        choices[chosen.field] = chosen.name
+        for timing in timings:
+            table.add_row(timing.field, timing.name, f"{timing.median_ms:.3f}", "yes" if timing is chosen else "")
+    Console().print(table)
+    path = choices_file(card)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"tilelang": tilelang_version(), "choices": choices}, indent=1) + "\n", encoding="utf-8")
+    print(f"kept in {path}" if choices else f"there is nothing to choose for a {card}")
+
+
+if __name__ == "__main__":
+    main()
