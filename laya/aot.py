@@ -1,6 +1,6 @@
 """Compiled ahead of time: an artifact that holds a checkpoint's forward pass for one kind of device.
 
-Owns making an artifact, finding one, and refusing one that does not fit. It holds code only: the parameters stay the
+Owns making an artifact, finding one, refusing one that does not fit, and loading its program. It holds code only: the parameters stay the
 checkpoint's. Running it is `backends.aot`'s.
 """
 
@@ -9,6 +9,8 @@ import hashlib
 import importlib
 import inspect
 import json
+import subprocess
+import sys
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -21,12 +23,13 @@ from torch import Tensor, nn
 
 from laya.backends.compile import forward_step, step_arguments
 from laya.checkpoint import Checkpoint
-from laya.errors import BackendUnavailableError
+from laya.errors import BackendError, BackendUnavailableError
 from laya.inputs import inputs_of_rows, widen
 from laya.model import DecisionModel
 from laya.operations import Operations
 
 SUFFIX = ".pt2"
+RUNNERS = 2  # passes that may be on the device at once: one runs while the next is queued
 KEYS = ("checkpoint", "code", "torch", "architecture", "dtype", "max_len")
 # What an artifact is compiled from, and what its inputs and parameters are laid out by.
 SOURCES = ("aot", "attention", "backends.compile", "inputs", "model", "operations", "parameters")
@@ -85,7 +88,10 @@ def file_name(description: Mapping[str, str]) -> str:
 
 
 def write_artifact(model: DecisionModel, operations: Operations, description: Mapping[str, str], path: Path) -> None:
-    """Compile the model for the device it is on, which takes minutes, and write the artifact at once."""
+    """Compile the model for the device it is on, which takes minutes, and write the artifact at once.
+
+    BackendError, and no artifact, when a process that loads it does not survive that.
+    """
     device = next(model.parameters()).device
     ahead = AheadOfTimeModel(model, operations)
     arguments = step_arguments(_example(device), 32)
@@ -107,7 +113,31 @@ def write_artifact(model: DecisionModel, operations: Operations, description: Ma
                 "aot_inductor.metadata": {f"laya_{key}": value for key, value in description.items()},
             },
         )
+        check_loads(unfinished, device)
         unfinished.replace(path)
+
+
+def check_loads(artifact: Path, device: torch.device) -> None:
+    """BackendError unless a process of its own can load the artifact: what is native in one can end any."""
+    program = "import sys, torch, laya.aot; laya.aot.load_program(sys.argv[1], torch.device(sys.argv[2]))"
+    command = [sys.executable, "-X", "faulthandler", "-c", program, str(artifact), str(device)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = next((line for line in reversed(done.stderr.splitlines()) if "Error" in line), done.stderr[:200])
+        raise BackendError(f"the artifact was compiled, but a process that loaded it ended ({done.returncode}): {said}")
+
+
+def load_program(artifact: str, device: torch.device) -> Any:
+    """The artifact's program, which has no parameters yet. Raises RuntimeError when it cannot be loaded."""
+    # Takes long to import. Not `aoti_load_package`, which tries again where this fails, and may end the process.
+    from torch.export.pt2_archive._package import load_pt2  # noqa: PLC0415
+
+    if device.type == "cuda":
+        from torch.nn.attention import varlen  # noqa: F401, PLC0415 - registers an operator that the program calls
+
+        torch.cuda.init()
+    index = -1 if device.type == "cpu" else device.index or 0
+    return load_pt2(artifact, num_runners=RUNNERS, device_index=index).aoti_runners["model"]
 
 
 def find_artifact(folders: Sequence[Path], wanted: Mapping[str, str]) -> Path:

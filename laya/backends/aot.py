@@ -1,19 +1,16 @@
 """The aot backend: an artifact that `laya.export_aot` compiled, run on the checkpoint's parameters."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from laya.aot import AheadOfTimeModel, describe, find_artifact
+from laya.aot import AheadOfTimeModel, describe, find_artifact, load_program
 from laya.backends.base import Backend, BackendContext, ModelBackend
 from laya.backends.compile import plural_arguments
 from laya.errors import BackendError
 from laya.inputs import ModelInputs
 from laya.operations import choose_operations
-
-RUNNERS = 2  # passes that may be on the device at once: one runs while the next is queued
 
 
 class AotBackend(ModelBackend):
@@ -22,7 +19,7 @@ class AotBackend(ModelBackend):
     def __init__(self, context: BackendContext, artifact: Path) -> None:
         super().__init__(context, choose_operations(context.device, context.dtype))
         self.artifact = artifact
-        self._compiled = self._load()
+        self._compiled = load_program(str(artifact), context.device)
         ahead = AheadOfTimeModel(context.model, self._operations)
         # Held here, since the artifact reads them where they lie.
         self._constants = ahead.constants(self._compiled.get_constant_fqns())
@@ -45,16 +42,6 @@ class AotBackend(ModelBackend):
         for tensor in self._constants.values():  # torch never lets go of those it was given
             tensor.data = tensor.new_empty(0)
         del self._compiled, self._constants
-
-    def _load(self) -> Any:
-        # Takes long to import. Not `aoti_load_package`, which tries again where this fails, and may end the process.
-        from torch.export.pt2_archive._package import load_pt2  # noqa: PLC0415
-
-        if not self.padded:  # the program calls an operator by name that torch registers on this import
-            from torch.nn.attention import varlen  # noqa: F401, PLC0415
-        index = self.device.index if self.device.type == "cuda" else -1
-        found = load_pt2(str(self.artifact), num_runners=RUNNERS, device_index=index)
-        return found.aoti_runners["model"]
 
 
 def allocation_failures(device: torch.device) -> int:

@@ -89,11 +89,30 @@ def test_artifacts_written_at_once_do_not_mix_and_leave_nothing_else(
 
     monkeypatch.setattr(torch.export, "export", lambda *_, **__: None)
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", package)
+    monkeypatch.setattr("laya.aot.check_loads", lambda *_: None)
     with ThreadPoolExecutor(2) as pool:
         paths = list(pool.map(agent.export_aot, [tmp_path / "a.pt2"] * 2))
     assert len(set(written)) == 2
     assert paths[0].read_text() == "whole"
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [("os.abort()", "Fatal Python error: Aborted"), ("1 / 0", "ZeroDivisionError")]
+)
+def test_what_ends_the_process_that_loads_it_is_never_written(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, said: str
+) -> None:
+    """Loading native code cannot be undone: it is tried in a process of its own."""
+    (tmp_path / "sitecustomize.py").write_text(f"import os, sys\nif 'laya.aot' in ' '.join(sys.orig_argv): {end}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: None)
+    monkeypatch.setattr(
+        torch._inductor, "aoti_compile_and_package", lambda *_, package_path, **__: Path(package_path).touch()
+    )
+    with pytest.raises(laya.BackendError, match=f"compiled, but a process that loaded it ended .*{said}"):
+        agent.export_aot(tmp_path / "made" / "a.pt2")
+    assert list((tmp_path / "made").iterdir()) == []
 
 
 def test_a_file_that_hides_is_no_artifact(checkpoint: Checkpoint, tmp_path: Path) -> None:
