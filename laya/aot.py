@@ -1,7 +1,7 @@
 """Compiled ahead of time: an artifact that holds a checkpoint's forward pass for one kind of device.
 
-Owns making an artifact, finding one, refusing one that does not fit, and loading its program. It holds code only: the parameters stay the
-checkpoint's. Running it is `backends.aot`'s.
+Owns making an artifact, finding one, refusing one that does not fit, and loading its program, which has the code alone:
+the parameters stay the checkpoint's. Running it is `backends.aot`'s.
 """
 
 import functools
@@ -135,7 +135,7 @@ def load_program(artifact: str, device: torch.device) -> Any:
     if device.type == "cuda":
         from torch.nn.attention import varlen  # noqa: F401, PLC0415 - registers an operator that the program calls
 
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     index = -1 if device.type == "cpu" else device.index or 0
     return load_pt2(artifact, num_runners=RUNNERS, device_index=index).aoti_runners["model"]
 
