@@ -1,6 +1,6 @@
 """Draw what `bench_engine.py` measured: tokens per second by the length of a row, beside the peer and the ceiling.
 
-    python benchmarks/plot_engine.py benchmarks/results/h200-{engine,peer}.jsonl --out docs/performance.svg
+    python benchmarks/plot_engine.py benchmarks/results/h200-engine.jsonl --out docs/performance.svg
 
 A line for each backend and number of rows; level lines for the bulk workload of the public package and for what the
 matrix products alone would allow, at the rate that the same run measured.
