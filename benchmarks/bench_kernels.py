@@ -24,7 +24,8 @@ from torch.nn.attention.varlen import varlen_attn
 from laya import tl_kernels
 from laya.attention import rotary_table
 from laya.tl_kernels import reference
-from laya.tl_kernels.tiles import tiles_on
+from laya.tl_kernels.arguments import capability
+from laya.tl_kernels.tiles import tiles_for
 from laya.tl_kernels.tune import medians_ms
 
 WIDTH, INTERMEDIATE, HEADS, HEAD_WIDTH, REACH = 1024, 2624, 16, 64, 64
@@ -136,7 +137,7 @@ def attention_cases(qkv: Tensor, x: Tensor, weight: Tensor) -> Iterator[Case]:
         None,
         moved_bytes=2 * tokens * 2 * WIDTH * HALF_BYTES,
     )
-    if (tile := tiles_on(qkv.device).qkv) is not None:
+    if (tile := tiles_for(capability(qkv.device)).qkv) is not None:
         yield Case(
             "gemm_rope",
             lambda: tl_kernels.gemm_rope(x, weight, positions, table, longest, tile),

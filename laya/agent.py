@@ -59,7 +59,8 @@ class Agent:
         own = () if checkpoint.revision else (checkpoint.path,)
         folders = (*own, self._settings.cache_dir / "aot")
         model = load_model(checkpoint, device, dtype)
-        return BackendContext(model, device, dtype, checkpoint, artifact_folders=folders)
+        tiles = self._settings.cache_dir / "tiles"
+        return BackendContext(model, device, dtype, checkpoint, artifact_folders=folders, tiles_folder=tiles)
 
     @property
     def model(self) -> torch.nn.Module:

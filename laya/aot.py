@@ -29,6 +29,7 @@ from laya.model import DecisionModel
 from laya.operations import Operations
 
 SUFFIX = ".pt2"
+LOADING_S = 300  # in which a process must have loaded an artifact
 RUNNERS = 2  # passes that may be on the device at once: one runs while the next is queued
 KEYS = ("checkpoint", "code", "torch", "architecture", "dtype", "max_len")
 # What an artifact is compiled from, and what its inputs and parameters are laid out by.
@@ -121,14 +122,17 @@ def check_loads(artifact: Path, device: torch.device) -> None:
     """BackendError unless a process of its own can load the artifact: what is native in one can end any."""
     program = "import sys, torch, laya.aot; laya.aot.load_program(sys.argv[1], torch.device(sys.argv[2]))"
     command = [sys.executable, "-X", "faulthandler", "-c", program, str(artifact), str(device)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LOADING_S)
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(f"the artifact was compiled, but loading it did not end in {LOADING_S} s") from error
     if done.returncode:
         said = next((line for line in reversed(done.stderr.splitlines()) if "Error" in line), done.stderr[:200])
         raise BackendError(f"the artifact was compiled, but a process that loaded it ended ({done.returncode}): {said}")
 
 
 def load_program(artifact: str, device: torch.device) -> Any:
-    """The artifact's program, which has no parameters yet. Raises RuntimeError when it cannot be loaded."""
+    """The artifact's program, without parameters. RuntimeError, ValueError or KeyError when it cannot be loaded."""
     # Takes long to import. Not `aoti_load_package`, which tries again where this fails, and may end the process.
     from torch.export.pt2_archive._package import load_pt2  # noqa: PLC0415
 

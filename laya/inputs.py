@@ -20,8 +20,8 @@ class ModelInputs:
     offsets (n + 1) int32: where each sequence begins, then T; markers (n, k) int64: the places among T of the options'
     mask tokens, any place where absent; marker_counts (n) int64; qtype (n) int64: choice 0, score 1, noul 2.
 
-    Known on the host, so that no device is asked: `longest`, at least the tokens of the longest sequence; `equal`,
-    True only when every sequence has exactly that many.
+    Known on the host, so that no device is asked: `longest`, at least the tokens of the longest sequence, the filling
+    of `widen` aside; `equal`, True only when every sequence has exactly that many.
     """
 
     input_ids: Tensor

@@ -127,12 +127,13 @@ def largest_batches(limits: PackingLimits, shapes: Shapes) -> list[tuple[int, in
 def warmup_shapes(limits: PackingLimits, shapes: Shapes) -> list[tuple[int, int]]:
     """(sequences, tokens of each) that leave a backend warm: its largest batch, and what else it prepares for.
 
-    Where sequences are padded that is every bucket length's; else the largest batch, and one for each graph shape.
+    Where sequences are padded that is every bucket length's; else the largest batch, and one for each graph shape,
+    the largest first, so that the memory of its recording serves the others.
     """
     if shapes.padded:
         return largest_batches(limits, shapes)
     longest = min(shapes.max_len, limits.max_tokens)
-    small = [(max(1, tokens // shapes.max_len), min(tokens, shapes.max_len)) for tokens in GRAPH_TOKENS]
+    small = [(max(1, tokens // shapes.max_len), min(tokens, shapes.max_len)) for tokens in GRAPH_TOKENS[::-1]]
     return [(limits.max_tokens // longest, longest), *small]
 
 

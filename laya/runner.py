@@ -14,6 +14,7 @@ import torch
 
 from laya.backends.base import Backend, BackendContext
 from laya.backends.eager import EagerBackend
+from laya.backends.graphs import no_recording
 from laya.backends.selection import DEFAULT, Choice, Resolution, resolve_backend
 from laya.collation import collate
 from laya.decode import Logits
@@ -68,7 +69,8 @@ class Runner:
         if launched is not None:
             return launched
         if self.context.device.type == "cuda":
-            torch.cuda.empty_cache()
+            with no_recording():
+                torch.cuda.empty_cache()
         if len(batch) == 1:
             return Launched(self._forward_on_cpu(encoded, batch))
         self.degradations.splits += 1
@@ -100,7 +102,8 @@ class Runner:
         """Run another backend from now on, and close the one before; to be called alone in the gate."""
         before, self.backend, self.fallback_reason = self.backend, resolution.backend, resolution.reason
         if before.device.type == "cuda":
-            torch.cuda.synchronize(before.device)  # passes have left the gate when they are queued
+            with no_recording():
+                torch.cuda.synchronize(before.device)  # passes have left the gate when they are queued
         before.close()
 
     def _try(self, encoded: EncodedSequences, batch: Batch) -> "Launched | None":
@@ -125,7 +128,8 @@ class Runner:
             try:
                 place(home.model, host.device, host.dtype)
                 if home.device.type == "cuda":
-                    torch.cuda.empty_cache()
+                    with no_recording():
+                        torch.cuda.empty_cache()
                 logits = run(self.backend, collate(encoded, batch, host.device)).result()
             finally:
                 self._return_home(name)

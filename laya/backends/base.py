@@ -45,6 +45,7 @@ class BackendContext:
     compiling: CompileOptions = CompileOptions()
     onnx_path: Path | None = None  # of an exported graph; None: laya.onnx in the checkpoint's folder
     artifact_folders: tuple[Path, ...] = ()  # where what was compiled ahead of time may lie
+    tiles_folder: Path | None = None  # where what was measured of kernels may lie
 
 
 class Backend(ABC):

@@ -34,25 +34,31 @@ class CompileBackend(ModelBackend):
 
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context, choose_operations(context.device, context.dtype))
-        # Not dynamic=True, with which a constant of the model is taken for a size too, and traced twice.
-        self._step: Step = torch.compile(with_own_code(forward_step(context.model, self._operations)), fullgraph=True)
+        self._run = compiled_forward(context.model, self._operations)
         # Where sequences are padded, a graph shape would pad its filling and every empty sequence too.
-        graphed = context.compiling.mode == "reduce-overhead" and context.device.type == "cuda" and not self.padded
-        self._run: Forward = self._compiled
-        if graphed:
-            self._run = Graphed(self._compiled, context.device, context.checkpoint.max_len)
+        if context.compiling.mode == "reduce-overhead" and context.device.type == "cuda" and not self.padded:
+            self._run = Graphed(self._run, context.device, context.checkpoint.max_len)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():  # not inference mode: torch compiles again for tensors that were made in it
+        # Not inference mode, a caller's included: torch compiles again for tensors that were made in it.
+        with torch.inference_mode(False), torch.no_grad():
             return self._run(inputs)
 
     def close(self) -> None:
         del self._run  # and its recordings
 
-    def _compiled(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+
+def compiled_forward(model: DecisionModel, operations: Operations) -> Forward:
+    """The forward pass through torch.compile, which happens when it is first called."""
+    # Not dynamic=True, with which a constant of the model is taken for a size too, and traced twice.
+    step: Step = torch.compile(with_own_code(forward_step(model, operations)), fullgraph=True)
+
+    def forward(inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape
-        logits, act = self._step(*mark_sizes(plural_arguments(inputs)))
+        logits, act = step(*mark_sizes(plural_arguments(inputs)))
         return logits[:rows, :columns], act[:rows]
+
+    return forward
 
 
 def forward_step(model: DecisionModel, operations: Operations) -> Step:
@@ -88,8 +94,8 @@ def step_arguments(inputs: ModelInputs, longest: int) -> tuple[Tensor, ...]:
 def plural_arguments(inputs: ModelInputs) -> tuple[Tensor, ...]:
     """`step_arguments` of which no size is 1: for that, torch would want another graph."""
     rows, columns = inputs.markers.shape
-    if rows < 2:
-        inputs = widen(inputs, inputs.input_ids.shape[0] + 1, rows + 1, max(columns, LEAST_MARKERS))
+    more = rows < 2
+    inputs = widen(inputs, inputs.input_ids.shape[0] + more, rows + more, max(columns, LEAST_MARKERS))
     return step_arguments(inputs, max(inputs.longest, 2))
 
 

@@ -3,6 +3,9 @@
 The products that have nothing to fuse are left to cuBLAS.
 """
 
+import functools
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -14,42 +17,42 @@ from laya.errors import BackendError, BackendUnavailableError
 from laya.inputs import ModelInputs
 from laya.model import ModelConfig
 from laya.operations import PackedOperations, choose_operations
-from laya.tl_kernels.arguments import HALVES
+from laya.tl_kernels.arguments import HALVES, capability
 from laya.tl_kernels.kernel import Kernel
-from laya.tl_kernels.tiles import GemmTile, tiles_on
+from laya.tl_kernels.tiles import Tiles, kept_file, tiles_for, tuned_tiles
 
 
 class TileLangAttention(PackedAttention):
-    """Reads the packed projection as it lies, rotated as it is made (`qkv` is the tile for that) or afterwards."""
+    """Reads the packed projection as it lies, rotated as it is made (where there is a tile for that) or afterwards."""
 
-    def __init__(self, inputs: ModelInputs, spec: AttentionSpec, qkv: GemmTile | None) -> None:
+    def __init__(self, inputs: ModelInputs, spec: AttentionSpec, tiles: Tiles) -> None:
         super().__init__(inputs, spec)
-        self._tile = qkv
+        self._tiles = tiles
 
     def encode(self, x: Tensor, projection: nn.Linear, full: bool) -> Tensor:
-        inputs, table = self.inputs, self._table(full)
-        if self._tile is None:
+        inputs, table, tile = self.inputs, self._table(full), self._tiles.qkv
+        if tile is None:
             qkv = kernels.rope(self.projected(x, projection), inputs.positions, table, inputs.longest)
         else:
             weight = projection.weight
-            qkv = kernels.gemm_rope(x.to(weight.dtype), weight, inputs.positions, table, inputs.longest, self._tile)
-        return kernels.attn(qkv, inputs.offsets, inputs.longest, self._reach(full))
+            qkv = kernels.gemm_rope(x.to(weight.dtype), weight, inputs.positions, table, inputs.longest, tile)
+        return kernels.attn(qkv, inputs.offsets, inputs.longest, self._reach(full), tiles=self._tiles)
 
     def mix(self, qkv: Tensor) -> Tensor:
-        return kernels.attn(qkv, self.inputs.offsets, self.inputs.longest, None)
+        return kernels.attn(qkv, self.inputs.offsets, self.inputs.longest, None, tiles=self._tiles)
 
 
 class TileLangOperations(PackedOperations):
-    def __init__(self, qkv: GemmTile | None) -> None:
-        self._qkv = qkv
+    def __init__(self, tiles: Tiles) -> None:
+        self._tiles = tiles
 
     def attention(self, inputs: ModelInputs, spec: AttentionSpec) -> Attention:
-        return TileLangAttention(inputs, spec, self._qkv)
+        return TileLangAttention(inputs, spec, self._tiles)
 
     def gated(self, x: Tensor, projection: nn.Linear) -> Tensor:
         if projection.bias is not None:
             return super().gated(x, projection)
-        return kernels.gemm_geglu(x.to(projection.weight.dtype), projection.weight)
+        return kernels.gemm_geglu(x.to(projection.weight.dtype), projection.weight, tiles=self._tiles)
 
     def add_norm(self, hidden: Tensor, update: Tensor, norm: nn.LayerNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         flat, update = hidden.flatten(0, -2), update.flatten(0, -2)
@@ -61,9 +64,10 @@ class TileLangBackend(ModelBackend):
     name = "tilelang"
 
     def __init__(self, context: BackendContext) -> None:
-        qkv = qkv_tile(context.checkpoint.model_config, context.device, HALVES[context.dtype])
-        super().__init__(context, TileLangOperations(qkv))
-        self._run = Graphed(self._launch, context.device, context.checkpoint.max_len)
+        operations = TileLangOperations(choose_tiles(context))
+        super().__init__(context, operations)
+        launch = functools.partial(context.model, operations=operations)
+        self._run = Graphed(launch, context.device, context.checkpoint.max_len)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
@@ -71,10 +75,6 @@ class TileLangBackend(ModelBackend):
 
     def close(self) -> None:
         del self._run  # and its recordings
-
-    def _launch(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        logits, act = self._model(inputs, self._operations)
-        return logits, act
 
 
 def build_tilelang(context: BackendContext) -> Backend:
@@ -115,13 +115,21 @@ def trace_kernels(config: ModelConfig, dtype: str) -> list[Kernel]:
     return traced
 
 
-def qkv_tile(config: ModelConfig, device: torch.device, dtype: str) -> GemmTile | None:
-    """The tile for a projection that rotates what it makes; None where it cannot, or cuBLAS serves better."""
-    hidden, tile = config.hidden_size, tiles_on(device).qkv
-    if tile is None or config.attention_bias:
-        return None
+def choose_tiles(context: BackendContext) -> Tiles:
+    """What was measured for this card and model, or else its architecture's shapes.
+
+    Without one for the projection that rotates what it makes, where this model's cannot.
+    """
+    config, dtype, found = context.checkpoint.model_config, HALVES[context.dtype], capability(context.device)
+    tiles = tiles_for(found)
+    if context.tiles_folder is not None:
+        card = torch.cuda.get_device_name(context.device)
+        tiles = tuned_tiles(found, kept_file(context.tiles_folder, card, config, dtype))
+    hidden = config.hidden_size
     try:
-        kernels.gemm_rope_kernel(hidden, hidden, hidden // config.heads, dtype, tile)
+        if tiles.qkv is not None and not config.attention_bias:
+            kernels.gemm_rope_kernel(hidden, hidden, hidden // config.heads, dtype, tiles.qkv)
+            return tiles
     except ValueError:
-        return None
-    return tile
+        pass
+    return replace(tiles, qkv=None)

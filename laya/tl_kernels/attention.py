@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from laya.errors import BackendError
-from laya.tl_kernels.arguments import HALVES, MOST_BLOCKS, check_device, dtype_name, expect, result
+from laya.tl_kernels.arguments import HALVES, MOST_BLOCKS, capability, check_device, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
-from laya.tl_kernels.tiles import SAFE, AttnTile, tiles_on
+from laya.tl_kernels.tiles import SAFE, AttnTile, Tiles, tiles_for
 
 LOWEST = -1e30  # below every score, and finite: a difference of two of it is 0, not NaN
 
@@ -111,13 +111,20 @@ def attn_kernel(  # noqa: C901, PLR0915 - one program; its loops are over tiles
     return Kernel(attn_program, fast_math=True, specialised=False)
 
 
-def attn(qkv: Tensor, offsets: Tensor, longest: int, reach: int | None, out: Tensor | None = None) -> Tensor:
+def attn(
+    qkv: Tensor,
+    offsets: Tensor,
+    longest: int,
+    reach: int | None,
+    out: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor:
     """Attention of qkv (T, 3, H, W), bf16 or fp16, inside each of n packed sequences: (T, H · W), scaled by W**-0.5.
 
     `offsets` (n + 1) int32 are the sequences' cumulative edges on the device, 0 first and none beyond T; `longest` is
     the length of the longest in tokens (rows past it would not be written). With a `reach`, token i sees j only where
-    |i - j| <= reach. Rows of `out` past the last sequence are left as they were. What one sequence
-    holds, NaN included, never reaches another.
+    |i - j| <= reach. Rows of `out` past the last sequence are left as they were. What one sequence holds, NaN included,
+    never reaches another. `tiles` are the architecture's when None.
 
     ValueError for what does not fit together; BackendError away from CUDA, or for more than one launch takes.
     """
@@ -127,7 +134,7 @@ def attn(qkv: Tensor, offsets: Tensor, longest: int, reach: int | None, out: Ten
     tokens, _, heads, width = qkv.shape
     check_sequences(offsets, longest, qkv)
     out = result(out, (tokens, heads * width), qkv.dtype, qkv.device)
-    tiles = tiles_on(qkv.device)
+    tiles = tiles or tiles_for(capability(qkv.device))
     # A window that covers the longest sequence hides nothing.
     near = None if reach is not None and longest <= reach + 1 else reach
     tile = tiles.attn if near is None else tiles.attn_window

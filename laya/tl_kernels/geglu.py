@@ -3,18 +3,17 @@
 """The first half of ModernBERT's MLP in one pass: gelu(x Vᵀ) · (x Gᵀ), V and G the two halves of one weight.
 
 The GELU is the exact one, u times the normal distribution's share below u (Hendrycks and Gimpel 2016,
-arXiv:1606.08415), taken in float32 before anything is rounded. Biases of the products are not handled here: a
-configuration that has them uses `gemm`.
+arXiv:1606.08415), taken in float32 before anything is rounded. Biases of the products are not handled here.
 """
 
 from typing import Any
 
 from torch import Tensor
 
-from laya.tl_kernels.arguments import HALVES, check_device, dtype_name, expect, result
+from laya.tl_kernels.arguments import HALVES, capability, check_device, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 from laya.tl_kernels.product import launch, product
-from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, tiles_on
+from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, Tiles, tiles_for
 
 # The share of a normal distribution beyond z >= 0, as a power of two of this polynomial in z, lowest degree first: a
 # minimax fit of z times that share, which is what GELU takes from z. In float32 it is within 7e-7 of the exact GELU; an
@@ -65,11 +64,12 @@ def gelu(T: Any, u: Any) -> Any:  # noqa: N803 - the name TileLang's own program
     return T.max(u, T.float32(0)) - z * T.exp2(power)
 
 
-def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None, tiles: Tiles | None = None) -> Tensor:
     """gelu(x (T, K) times weight[:I] transposed) · (x times weight[I:] transposed): (T, I), bf16 or fp16.
 
-    `weight` is (2 I, K). `out`, when given, receives the result. ValueError for shapes, dtypes or devices that do not
-    fit together; BackendError away from CUDA, or for more tokens than one launch takes.
+    `weight` is (2 I, K). `out`, when given, receives the result; `tiles` are the architecture's when None. ValueError
+    for shapes, dtypes or devices that do not fit together; BackendError away from CUDA, or for more tokens than one
+    launch takes.
     """
     check_device("gemm_geglu", x.device)
     dtype = dtype_name("x", x, HALVES)
@@ -80,6 +80,6 @@ def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     if odd:
         raise ValueError(f"weight: expected an even number of rows, values then gates, got {weight.shape[0]}")
     out = result(out, (tokens, intermediate), x.dtype, x.device)
-    tiles = tiles_on(x.device)
+    tiles = tiles or tiles_for(capability(x.device))
     tile = tiles.geglu if tokens >= BIG_TOKENS else tiles.geglu_small
     return launch("gemm_geglu", gemm_geglu_kernel(intermediate, k, dtype, tile), tile, [x, weight], out)

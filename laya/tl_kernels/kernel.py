@@ -38,14 +38,16 @@ def language() -> Any:
     return tilelang().language
 
 
+_tracing = threading.RLock()
+
+
 def made_once(factory: Callable[P, R]) -> Callable[P, R]:
     """The factory, called once for each set of arguments, by one thread at a time: tracing is not reentrant."""
     cache = functools.cache(factory)
-    lock = threading.RLock()
 
     @functools.wraps(factory)
     def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-        with lock:
+        with _tracing:
             return cache(*args, **kwargs)  # type: ignore[arg-type]  # a cache knows no signature but "hashable"
 
     return locked

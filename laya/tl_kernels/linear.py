@@ -4,10 +4,10 @@
 
 from torch import Tensor
 
-from laya.tl_kernels.arguments import HALVES, check_device, dtype_name, expect, result
+from laya.tl_kernels.arguments import HALVES, capability, check_device, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 from laya.tl_kernels.product import launch, product
-from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, tiles_on
+from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, tiles_for
 
 
 @made_once
@@ -71,7 +71,7 @@ def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | No
     expect("weight", weight, (None, k), x.dtype, x.device)
     n = weight.shape[0]
     out = result(out, (tokens, n), x.dtype, x.device)
-    tiles = tiles_on(x.device)
+    tiles = tiles_for(capability(x.device))
     tile = tiles.gemm if tokens >= BIG_TOKENS else tiles.gemm_small
     operands = [x, weight]
     if bias is not None:

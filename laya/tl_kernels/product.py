@@ -29,7 +29,8 @@ def product(n: int, k: int, dtype: str, tile: GemmTile, finish: Any, pairs: bool
     first ones left. The tile begins at `row` and `column` of out, and may reach beyond, where nothing is stored;
     `extra` is handed through. `workers` is how many blocks share the tiles where they take turns.
 
-    n and k are multiples of 8, which the bulk copies' 16 bytes a row need; neither has to be a multiple of the tile.
+    n, or with `pairs` its half, and k are multiples of 8, which the bulk copies' 16 bytes a row need; neither has to be
+    a multiple of the tile.
     """
     if n % 8 or k % 8 or (pairs and n % 16):
         raise ValueError(f"a product's widths must be multiples of 8, got {n // 2 if pairs else n} and {k}")
@@ -152,7 +153,7 @@ def tile_by_tile(n: int, k: int, dtype: str, tile: GemmTile, finish: Any, pairs:
             finish(total, rounded, row, column, extra)
             if tile.bulk:
                 T.fence_proxy_async()  # each thread's own stores, before one of them starts the bulk copy
-            T.copy(rounded, out[row : row + rows, column : column + columns])
+            T.copy(rounded, out[row : row + rows, column : column + columns], disable_tma=not tile.bulk)
 
     return body
 

@@ -71,7 +71,8 @@ def gemm_rope(
 ) -> Tensor:
     """x (T, K) times weight (3 · H · W, K) transposed, then `rope`, rounded once: (T, 3, H, W) in x's dtype."""
     to = wide(x.dtype)
-    qkv = F.linear(x.to(to), weight.to(to)).view(len(x), 3, -1, 2 * table.shape[2])
+    width = 2 * table.shape[2]
+    qkv = F.linear(x.to(to), weight.to(to)).view(len(x), 3, len(weight) // (3 * width), width)
     return returned(rope(qkv, positions, table, longest), x.dtype, out)
 
 

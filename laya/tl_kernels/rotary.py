@@ -112,13 +112,14 @@ def gemm_rope_kernel(  # noqa: C901 - one program; its loops are over tiles
     """A kernel for (T, k) and a weight (3 · hidden, k) of heads `width` wide; T and the table's length are free.
 
     Arguments when called: x (T, k), weight (3 · hidden, k), positions (T) int32, table (2, length, width / 2) float32,
-    the number of workers, out (T, 3 · hidden). No position may be beyond the table. The widths are multiples of 8, and
-    a tile has whole heads, of queries and keys or of values.
+    the number of workers, out (T, 3 · hidden). No position may be beyond the table: reads of it are not guarded, which
+    would take more registers than there are. The widths are multiples of 8, and a tile has whole heads, of queries and
+    keys or of values.
     """
-    if tile.columns % width or 2 * hidden % tile.columns:
+    if hidden % width or tile.columns % width or 2 * hidden % tile.columns:
         raise ValueError(
             f"gemm_rope_kernel: a tile of {tile.columns} columns must hold whole heads, of {width}, "
-            f"and divide {2 * hidden}"
+            f"and divide {2 * hidden}, which whole heads must fill"
         )
     T = language()  # noqa: N806 - the name TileLang's own programs give it
     tokens, length = T.dynamic("tokens"), T.dynamic("length")
@@ -182,6 +183,8 @@ def gemm_rope(  # noqa: PLR0913, PLR0917 - the operands of the product, and of t
     expect("table", table, (2, None, None), torch.float32, x.device)
     check_longest("gemm_rope", longest, table)
     hidden, width = weight.shape[0] // 3, 2 * table.shape[2]
+    if not width or weight.shape[0] % (3 * width):
+        raise ValueError(f"weight: expected three times as many rows as heads of {width} have, got {weight.shape[0]}")
     out = result(out, (tokens, 3, hidden // width, width), x.dtype, x.device)
     kernel = gemm_rope_kernel(hidden, k, width, dtype, tile)
     launch("gemm_rope", kernel, tile, [x, weight, positions, table], out.view(tokens, 3 * hidden))

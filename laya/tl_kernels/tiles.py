@@ -1,21 +1,18 @@
 """Which tile shapes a kernel is built with: a small table per architecture, and what may be measured instead of it.
 
 Owns the table, its named alternatives, and where `tune` keeps which of them a card is fastest with. The sm_90 shapes
-are those that measured fastest on an H200 at 32,768 and 65,536 tokens of the large shape, or within the spread of it;
-those of sm_80 and sm_89 are chosen to fit shared memory (163 and 99 KiB a block), unmeasured.
+for many tokens are those that measured fastest on an H200 at 32,768 and 65,536 of the large shape, or within the spread
+of it; those of sm_80 and sm_89 are chosen to fit shared memory (163 and 99 KiB a block), unmeasured.
 """
 
-import functools
+import hashlib
 import json
 import re
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from laya.errors import BackendError
-from laya.settings import read_settings
-from laya.tl_kernels.arguments import capability
+from laya.model import ModelConfig
 from laya.tl_kernels.kernel import tilelang
 
 BIG_TOKENS = 8192  # from here the large tiles fill the chip
@@ -141,35 +138,34 @@ ALTERNATIVES: dict[tuple[int, int], dict[str, dict[str, GemmTile | AttnTile | No
 }
 
 
-@functools.cache
-def tiles_on(device: torch.device) -> Tiles:
-    """The shapes for a CUDA device: its architecture's, or safe ones; and what `tune` has kept for the card instead."""
-    found = capability(device)
-    alternatives = ALTERNATIVES.get(found, {})
-    choices = read_choices(choices_file(torch.cuda.get_device_name(device)), tilelang_version())
-    kept = {
-        name: alternatives[name][choice] for name, choice in choices.items() if choice in alternatives.get(name, ())
-    }
-    return replace(TABLE.get(found, SAFE), **kept)  # type: ignore[arg-type]  # a field's alternatives are of its kind
+def tiles_for(capability: tuple[int, int]) -> Tiles:
+    """The shapes for a compute capability; safe ones for a card that is not in the table."""
+    return TABLE.get(capability, SAFE)
 
 
-def choices_file(card: str) -> Path:
-    """Where the choices for a card of that name are kept."""
-    return read_settings().cache_dir / "tiles" / f"{re.sub(r'[^A-Za-z0-9]+', '-', card)}.json"
-
-
-def read_choices(path: Path, version: str) -> dict[str, str]:
-    """The alternative chosen for each field; none where they were not measured, or with another TileLang."""
+def tuned_tiles(capability: tuple[int, int], kept: Path) -> Tiles:
+    """`tiles_for`, and over them what `tune` has kept in that file. A RuntimeWarning when it holds something else."""
+    alternatives = ALTERNATIVES.get(capability, {})
+    choices = {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return dict(found["choices"]) if found["tilelang"] == version else {}
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        if found["made_with"] == made_with(capability):
+            choices = {field: alternatives[field][name] for field, name in found["choices"].items()}
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BackendError(
-            f"{path}: expected what laya.tl_kernels.tune writes, remove it or tune again: {error}"
-        ) from error
+        pass
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{kept} is not what laya.tl_kernels.tune writes, remove it or tune again: {error!r}"
+        warnings.warn(reason, RuntimeWarning, stacklevel=2)
+    return replace(tiles_for(capability), **choices)  # type: ignore[arg-type]  # a field's alternatives are of its kind
 
 
-def tilelang_version() -> str:
-    return str(tilelang().__version__)
+def kept_file(folder: Path, card: str, config: ModelConfig, dtype: str) -> Path:
+    """Where under `folder` the choices lie for a card of that name and a model of those widths."""
+    model = f"{config.hidden_size}-{config.intermediate_size}-{config.heads}-{config.reach}-{dtype}"
+    return folder / f"{re.sub(r'[^A-Za-z0-9]+', '-', card)}-{model}.json"
+
+
+def made_with(capability: tuple[int, int]) -> str:
+    """What a measurement stands and falls with: TileLang's version, and the shapes that were compared."""
+    shapes = repr((TABLE.get(capability), ALTERNATIVES.get(capability)))
+    return f"TileLang {tilelang().__version__}, shapes {hashlib.sha256(shapes.encode()).hexdigest()[:12]}"

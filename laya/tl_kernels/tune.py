@@ -2,12 +2,12 @@
 
 For every kernel that `tiles.ALTERNATIVES` knows more than one shape of, they run by turns at the checkpoint's widths,
 the library's way among them where it is one. What is fastest is kept under the cache folder, and taken from then on for
-any card of that name. Without it kernels take the shapes of the table, which were measured on an H200.
+models of those widths on any card of that name. Without it kernels take the shapes of the table.
 """
 
 import argparse
-import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +20,14 @@ from rich.table import Table
 from laya import tl_kernels as kernels
 from laya.attention import rotary_table
 from laya.checkpoint import open_checkpoint
-from laya.errors import BackendError
+from laya.errors import LayaError
 from laya.location import find_checkpoint
 from laya.model import ModelConfig
+from laya.settings import read_settings
 from laya.tl_kernels.arguments import HALVES, capability
+from laya.tl_kernels.kernel import tilelang
 from laya.tl_kernels.product import launch
-from laya.tl_kernels.tiles import ALTERNATIVES, choices_file, tilelang_version
+from laya.tl_kernels.tiles import ALTERNATIVES, kept_file, made_with
 
 LARGE, SMALL, LENGTH = 32_768, 2_048, 256  # tokens: of a batch, of a small one, of its sequences
 ROUNDS, CALLS = 7, 20
@@ -40,19 +42,28 @@ class Timing:
 
 
 def tune(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Iterator[list[Timing]]:
-    """The alternatives of each field of `Tiles`, the table's own first, in milliseconds at that model's widths.
+    """The alternatives of each field of `Tiles` that such a model uses, the table's own first, in milliseconds.
 
-    One that this card or model cannot run is left out.
+    One that this card cannot run is told and left out, and a field with no two that run as well.
     """
+    unused = {"qkv"} if config.attention_bias else set()
+    unused |= {"geglu", "geglu_small"} if config.mlp_bias else set()
     for field, alternatives in ALTERNATIVES.get(capability(device), {}).items():
+        if field in unused:
+            continue
         work = Work(config, dtype, device, SMALL if field.endswith("_small") else LARGE)
         runs = {}
         for name, tile in alternatives.items():
-            with contextlib.suppress(BackendError, ValueError):
+            try:
                 run = work.run(field, tile)
                 run()
+                torch.cuda.synchronize(device)
                 runs[name] = run
-        yield [Timing(field, name, median) for name, median in zip(runs, medians_ms([*runs.values()]), strict=True)]
+            except (RuntimeError, ValueError) as error:  # BackendError is a RuntimeError
+                print(f"{field}, {name}: left out, since it does not run here: {error}")
+        if len(runs) > 1 and next(iter(alternatives)) in runs:
+            medians = medians_ms([*runs.values()])
+            yield [Timing(field, name, median) for name, median in zip(runs, medians, strict=True)]
 
 
 class Work:
@@ -62,9 +73,8 @@ class Work:
         self._config = config
         width = config.hidden_size
         self._x = torch.randn(tokens, width, device=device).to(dtype)
-        self._weight = (torch.randn(2 * max(config.intermediate_size, 3 * width), width, device=device) * 0.03).to(
-            dtype
-        )
+        rows = max(2 * config.intermediate_size, 3 * width)
+        self._weight = (torch.randn(rows, width, device=device) * 0.03).to(dtype)
         self._table = rotary_table(LENGTH, width // config.heads, 10_000.0).to(device)
         self._positions = (torch.arange(tokens, device=device) % LENGTH).int()
         self._offsets = torch.arange(0, tokens + 1, LENGTH, device=device).int()
@@ -120,20 +130,34 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device to measure")
     device = torch.device("cuda", torch.cuda.current_device())
-    card = torch.cuda.get_device_name(device)
-    config = open_checkpoint(find_checkpoint(options.checkpoint)).model_config
+    try:
+        tilelang()
+        keep_fastest(options.checkpoint, torch.float16 if options.fp16 else torch.bfloat16, device)
+    except LayaError as error:
+        parser.error(str(error))
+
+
+def keep_fastest(checkpoint: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Measure, print, and keep. Raises LayaError when there is no such checkpoint or the card is too old."""
+    config = open_checkpoint(find_checkpoint(checkpoint)).model_config
+    card, choices = torch.cuda.get_device_name(device), {}
     table = Table("kernel", "shape", "ms", "chosen", title=card)
-    choices = {}
-    for timings in tune(config, torch.float16 if options.fp16 else torch.bfloat16, device):
+    for timings in tune(config, dtype, device):
         chosen = choose(timings)
         choices[chosen.field] = chosen.name
         for timing in timings:
             table.add_row(timing.field, timing.name, f"{timing.median_ms:.3f}", "yes" if timing is chosen else "")
+    if not choices:
+        print(f"there is nothing to choose for a {card}")
+        return
     Console().print(table)
-    path = choices_file(card)
+    path = kept_file(read_settings().cache_dir / "tiles", card, config, HALVES[dtype])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"tilelang": tilelang_version(), "choices": choices}, indent=1) + "\n", encoding="utf-8")
-    print(f"kept in {path}" if choices else f"there is nothing to choose for a {card}")
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    found = {"made_with": made_with(capability(device)), "choices": choices}
+    unfinished.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+    print(f"kept in {path}")
 
 
 if __name__ == "__main__":

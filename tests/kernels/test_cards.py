@@ -8,7 +8,7 @@ import pytest
 
 from laya.tl_kernels import add_ln_kernel, attn_kernel, gemm_geglu_kernel, gemm_kernel, gemm_rope_kernel, rope_kernel
 from laya.tl_kernels.kernel import Kernel, tilelang
-from laya.tl_kernels.tiles import TABLE, Tiles
+from laya.tl_kernels.tiles import SAFE, TABLE, Tiles
 from tests.kernels.kernel_checks import needs_tilelang
 
 pytestmark = [
@@ -56,3 +56,9 @@ def test_kernels_compile_for_the_card_and_fit_its_shared_memory(card: str) -> No
     ring = tile.stages * (tile.rows + 2 * tile.columns) * tile.depth * HALF_KIB
     # The two groups that take turns must not share what each stores from.
     assert asked["gemm_geglu"] >= ring + (2 * tile.rows * tile.columns * HALF_KIB if tile.turns else 0), asked
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+def test_safe_shapes_store_without_the_bulk_copy_that_needs_a_fence(arch: str) -> None:
+    for kernel in every_kernel(SAFE).values():
+        assert "tma_store" not in kernel.cuda_source(arch)

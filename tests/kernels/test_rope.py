@@ -95,7 +95,11 @@ def test_reference_rotates_what_the_product_makes() -> None:
 
 
 @needs_tilelang
-@pytest.mark.parametrize(("hidden", "width"), [(256, 96), (192, 64)], ids=["part of a head", "keys and values"])
+@pytest.mark.parametrize(
+    ("hidden", "width"),
+    [(256, 96), (192, 64), (384, 256)],
+    ids=["part of a head", "keys and values", "a head and a half"],
+)
 def test_factory_refuses_a_tile_that_mixes_what_is_rotated(hidden: int, width: int) -> None:
     tile = replace(SAFE.gemm, columns=256)
     with pytest.raises(ValueError, match="must hold whole heads"):
@@ -135,3 +139,13 @@ def test_gpu_product_refuses_a_position_beyond_the_table() -> None:
         tl_kernels.gemm_rope(
             x, weight, torch.zeros(3, dtype=torch.int32, device=device), table(8, 64).to(device), 9, QKV
         )
+
+
+@pytest.mark.gpu
+def test_gpu_product_takes_no_tokens_and_refuses_what_does_not_fit() -> None:
+    device = gpu()
+    x, weight = (random(*shape, dtype=torch.bfloat16, device=device) for shape in ((3, 128), (384, 128)))
+    positions, turns = torch.zeros(3, dtype=torch.int32, device=device), table(8, 64).to(device)
+    assert tl_kernels.gemm_rope(x[:0], weight, positions[:0], turns, 0, QKV).shape == (0, 3, 2, 64)
+    with pytest.raises(ValueError, match="three times as many rows as heads of 64 have, got 320"):
+        tl_kernels.gemm_rope(x, weight[:320], positions, turns, 8, QKV)

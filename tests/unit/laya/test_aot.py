@@ -97,7 +97,10 @@ def test_artifacts_written_at_once_do_not_mix_and_leave_nothing_else(
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt2"]
 
 
-@pytest.mark.parametrize(("abort", "said"), [(True, "Fatal Python error: Aborted"), (False, "Error: ")])
+@pytest.mark.parametrize(
+    ("abort", "said"),
+    [(True, "Fatal Python error: Aborted"), (False, "RuntimeError: Expected hasRecord")],
+)
 def test_what_ends_the_process_that_loads_it_is_never_written(
     agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abort: bool, said: str
 ) -> None:

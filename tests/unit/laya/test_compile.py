@@ -1,10 +1,12 @@
 """torch.compile for real: on the CPU through the flag, on CUDA as a backend."""
 
 import functools
+import gc
 import itertools
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +113,23 @@ def test_models_of_one_process_share_no_limit_of_recompilations(
                 compiled._runner.set_backend(compiled._runner._choice, strict=True)
 
 
+def test_one_marker_is_no_graph_of_its_own_and_a_dropped_backend_is_freed(
+    checkpoint_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    agent = laya.load(checkpoint_path, device="cpu", compile=True)
+    agent.warmup([(2, 64, 1), (1, 16, 1), (3, 20, 5)])
+    assert counters["stats"]["unique_graphs"] == 1
+    backend = weakref.ref(agent.backend_object)
+    gc.collect()
+    gc.disable()
+    try:
+        del agent
+        assert backend() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
 def test_one_graph_serves_every_shape_on_cuda(
@@ -119,6 +138,7 @@ def test_one_graph_serves_every_shape_on_cuda(
     monkeypatch.setenv("LAYA_CUDA_AMP", "fp16")
     agent = laya.load(checkpoint_path, device="cuda", backend="compile", strict=True)
     assert run_shapes(agent) == 90
+    agent.warmup([(40, 128, 2), (3, 16, 17)])  # more than is replayed from a recording
     assert counters["stats"]["unique_graphs"] == 1
 
 
