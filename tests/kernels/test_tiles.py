@@ -130,7 +130,7 @@ def test_gpu_every_alternative_answers_as_the_reference(card: tuple[int, int], f
         reach = 64 if field == "attn_window" else None
         found = kernels.attn(qkv, offsets, 250, reach, tiles=replace(TABLE[card], attn=tile, attn_window=tile))
         want = reference.attn(qkv.double(), offsets, 250, reach)
-    assert error(found, want) < (2 if field.startswith("attn") else 1) * ROUNDING[half]
+    assert error(found, want) < (2.5 if field.startswith("attn") else 1) * ROUNDING[half]
 
 
 @pytest.mark.gpu
