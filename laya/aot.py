@@ -176,7 +176,7 @@ def read_description(path: Path) -> dict[str, str]:
     """What the artifact says it was made for. Raises ValueError when it says nothing, or holds no program."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-        if not any(name.endswith(".so") for name in names):  # which torch 2.11 would not survive
+        if not any(name.endswith(".so") for name in names):
             raise ValueError("it holds no program")
         for name in names:
             if name.endswith("_metadata.json"):

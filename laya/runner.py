@@ -68,9 +68,7 @@ class Runner:
         launched = self._try(encoded, batch)
         if launched is not None:
             return launched
-        if self.context.device.type == "cuda":
-            with no_recording():
-                torch.cuda.empty_cache()
+        self._empty_cache()
         if len(batch) == 1:
             return Launched(self._forward_on_cpu(encoded, batch))
         self.degradations.splits += 1
@@ -106,6 +104,12 @@ class Runner:
                 torch.cuda.synchronize(before.device)  # passes have left the gate when they are queued
         before.close()
 
+    def _empty_cache(self) -> None:
+        """Give memory that is not in use back to the device."""
+        if self.context.device.type == "cuda":
+            with no_recording():
+                torch.cuda.empty_cache()
+
     def _try(self, encoded: EncodedSequences, batch: Batch) -> "Launched | None":
         """None when there was not enough memory. The error ends here, and with it what its traceback holds."""
         try:
@@ -127,9 +131,7 @@ class Runner:
             self._switch(Resolution(EagerBackend(host), reason))
             try:
                 place(home.model, host.device, host.dtype)
-                if home.device.type == "cuda":
-                    with no_recording():
-                        torch.cuda.empty_cache()
+                self._empty_cache()
                 logits = run(self.backend, collate(encoded, batch, host.device)).result()
             finally:
                 self._return_home(name)

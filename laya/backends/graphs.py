@@ -5,8 +5,8 @@ which shapes there are.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,11 +20,9 @@ Forward = Callable[[ModelInputs], tuple[Tensor, Tensor]]
 _one_at_a_time = threading.RLock()  # a recording or a replay, whichever agent asks
 
 
-@contextmanager
-def no_recording() -> Iterator[None]:
+def no_recording() -> AbstractContextManager[object]:
     """For what torch or CUDA forbid while any thread records: emptying the cache of memory, waiting for a device."""
-    with _one_at_a_time:
-        yield
+    return _one_at_a_time
 
 
 class Graphed:
@@ -65,19 +63,15 @@ class Graphed:
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
-        recorded = False
+        longest = min(shape.tokens, self._max_len)
         try:
-            self._recordings[shape] = Recording(
-                self._forward, inputs, min(shape.tokens, self._max_len), self._stream, self._pool
-            )
-            recorded = True
-        except torch.OutOfMemoryError:
-            pass
-        finally:
-            if not recorded:  # torch may not use the pool of a recording that failed again
-                self._room = False
-                self._recordings.clear()
-        return recorded
+            self._recordings[shape] = Recording(self._forward, inputs, longest, self._stream, self._pool)
+        except BaseException as error:  # torch may not use the pool of a recording that failed again
+            self._room = False
+            self._recordings.clear()
+            if not isinstance(error, torch.OutOfMemoryError):
+                raise
+        return self._room
 
 
 class Recording:

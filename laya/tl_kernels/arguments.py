@@ -45,11 +45,11 @@ def dtype_name(name: str, tensor: Tensor, allowed: dict[torch.dtype, str]) -> st
     return allowed[tensor.dtype]
 
 
-def check_device(name: str, device: torch.device) -> None:
-    """BackendError when the kernels cannot run on `device`."""
+def architecture(name: str, device: torch.device) -> tuple[int, int]:
+    """The compute capability of `device`. BackendError when the kernels cannot run there."""
     if device.type != "cuda":
         raise BackendError(f"{name} runs on CUDA tensors, got {device}: laya.tl_kernels.reference has it in torch")
-    capability(device)
+    return capability(device)
 
 
 @functools.cache

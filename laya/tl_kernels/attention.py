@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from laya.errors import BackendError
-from laya.tl_kernels.arguments import HALVES, MOST_BLOCKS, capability, check_device, dtype_name, expect, result
+from laya.tl_kernels.arguments import HALVES, MOST_BLOCKS, architecture, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 from laya.tl_kernels.tiles import SAFE, AttnTile, Tiles, tiles_for
 
@@ -128,13 +128,13 @@ def attn(
 
     ValueError for what does not fit together; BackendError away from CUDA, or for more than one launch takes.
     """
-    check_device("attn", qkv.device)
+    found = architecture("attn", qkv.device)
     dtype = dtype_name("qkv", qkv, HALVES)
     expect("qkv", qkv, (None, 3, None, None), qkv.dtype, qkv.device)
     tokens, _, heads, width = qkv.shape
     check_sequences(offsets, longest, qkv)
     out = result(out, (tokens, heads * width), qkv.dtype, qkv.device)
-    tiles = tiles or tiles_for(capability(qkv.device))
+    tiles = tiles or tiles_for(found)
     # A window that covers the longest sequence hides nothing.
     near = None if reach is not None and longest <= reach + 1 else reach
     tile = tiles.attn if near is None else tiles.attn_window

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from laya.tl_kernels.arguments import HALVES, capability, check_device, dtype_name, expect, result
+from laya.tl_kernels.arguments import HALVES, architecture, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 from laya.tl_kernels.product import launch, product
 from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, Tiles, tiles_for
@@ -71,7 +71,7 @@ def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None, tiles: Tile
     for shapes, dtypes or devices that do not fit together; BackendError away from CUDA, or for more tokens than one
     launch takes.
     """
-    check_device("gemm_geglu", x.device)
+    found = architecture("gemm_geglu", x.device)
     dtype = dtype_name("x", x, HALVES)
     expect("x", x, (None, None), x.dtype, x.device)
     tokens, k = x.shape
@@ -80,6 +80,6 @@ def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None, tiles: Tile
     if odd:
         raise ValueError(f"weight: expected an even number of rows, values then gates, got {weight.shape[0]}")
     out = result(out, (tokens, intermediate), x.dtype, x.device)
-    tiles = tiles or tiles_for(capability(x.device))
+    tiles = tiles or tiles_for(found)
     tile = tiles.geglu if tokens >= BIG_TOKENS else tiles.geglu_small
     return launch("gemm_geglu", gemm_geglu_kernel(intermediate, k, dtype, tile), tile, [x, weight], out)

@@ -4,7 +4,7 @@
 
 from torch import Tensor
 
-from laya.tl_kernels.arguments import HALVES, capability, check_device, dtype_name, expect, result
+from laya.tl_kernels.arguments import HALVES, architecture, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 from laya.tl_kernels.product import launch, product
 from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, tiles_for
@@ -64,14 +64,13 @@ def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | No
     `out`, when given, receives the result. ValueError for shapes, dtypes or devices that do not fit together;
     BackendError away from CUDA, or for more tokens than one launch takes.
     """
-    check_device("gemm", x.device)
+    tiles = tiles_for(architecture("gemm", x.device))
     dtype = dtype_name("x", x, HALVES)
     expect("x", x, (None, None), x.dtype, x.device)
     tokens, k = x.shape
     expect("weight", weight, (None, k), x.dtype, x.device)
     n = weight.shape[0]
     out = result(out, (tokens, n), x.dtype, x.device)
-    tiles = tiles_for(capability(x.device))
     tile = tiles.gemm if tokens >= BIG_TOKENS else tiles.gemm_small
     operands = [x, weight]
     if bias is not None:

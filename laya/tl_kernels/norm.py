@@ -9,7 +9,7 @@ The mean comes off before the squares are summed: the residual stream reaches 3e
 import torch
 from torch import Tensor
 
-from laya.tl_kernels.arguments import FLOATS, check_device, dtype_name, expect, result
+from laya.tl_kernels.arguments import FLOATS, architecture, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 
 LANES = 32  # of a warp, which holds one row in registers
@@ -108,7 +108,7 @@ def add_ln(  # noqa: PLR0913, PLR0917 - the layer norm's own arguments, and the 
     delta and `dtype` are bf16, fp16 or float32, weight and bias (d) float32. `out` is (sum, normed) when given; its sum
     may be `hidden` itself. ValueError for what does not fit together, BackendError away from CUDA.
     """
-    check_device("add_ln", hidden.device)
+    architecture("add_ln", hidden.device)
     expect("hidden", hidden, (None, None), torch.float32, hidden.device)
     incoming = dtype_name("delta", delta, FLOATS)
     expect("delta", delta, tuple(hidden.shape), delta.dtype, hidden.device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from laya.errors import BackendError
-from laya.tl_kernels.arguments import HALVES, check_device, dtype_name, expect, result
+from laya.tl_kernels.arguments import HALVES, architecture, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 from laya.tl_kernels.product import launch, product
 from laya.tl_kernels.tiles import GemmTile
@@ -85,7 +85,7 @@ def rope(qkv: Tensor, positions: Tensor, table: Tensor, longest: int | None = No
     the host. ValueError for what does not fit together; BackendError away from CUDA, or when `longest` exceeds the
     table. Without `longest`, a position beyond the table gives NaN.
     """
-    check_device("rope", qkv.device)
+    architecture("rope", qkv.device)
     dtype = dtype_name("qkv", qkv, HALVES)
     expect("qkv", qkv, (None, 3, None, None), qkv.dtype, qkv.device)
     tokens, _, heads, width = qkv.shape
@@ -174,7 +174,7 @@ def gemm_rope(  # noqa: PLR0913, PLR0917 - the operands of the product, and of t
     when given, receives the result. ValueError for what does not fit together; BackendError away from CUDA, when
     `longest` exceeds the table, or for more tokens than one launch takes.
     """
-    check_device("gemm_rope", x.device)
+    architecture("gemm_rope", x.device)
     dtype = dtype_name("x", x, HALVES)
     expect("x", x, (None, None), x.dtype, x.device)
     tokens, k = x.shape

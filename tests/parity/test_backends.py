@@ -19,11 +19,11 @@ import laya
 from laya.agent import Agent
 from laya.checkpoint import Checkpoint, open_checkpoint
 from laya.errors import BackendError
-from laya.inputs import ModelInputs
 from laya.location import find_checkpoint
 from laya.model import ABSENT_LOGIT
 from tests.checkpoints import SENTENCES, CheckpointSpec, make_checkpoint
 from tests.parity.conftest import DEMO_CHECKPOINT
+from tests.sequences import bare_inputs
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -174,24 +174,6 @@ def test_bare_sequences_of_any_length_have_the_logits_of_fp32(
     found = agent.backend_object.forward(inputs)[0].float().cpu()
     assert found.shape == expected.shape
     assert (found.softmax(-1) - expected.softmax(-1)).abs().max() <= BARE_BOUNDS[precision]
-
-
-def bare_inputs(lengths: tuple[int, ...], vocabulary: int, device: torch.device) -> ModelInputs:
-    generator = torch.Generator().manual_seed(sum(lengths))
-    counts = torch.tensor(lengths)
-    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
-    inputs = ModelInputs(
-        input_ids=torch.randint(5, vocabulary, (int(offsets[-1]),), generator=generator).int(),
-        positions=torch.cat([torch.arange(length) for length in lengths]).int(),
-        sequence=torch.arange(len(lengths)).repeat_interleave(counts).int(),
-        offsets=offsets.int(),
-        markers=offsets[:-1, None] + torch.tensor([0, 1, 2]) % counts[:, None],
-        marker_counts=torch.tensor([3, 2, 1, 3])[: len(lengths)],
-        qtype=torch.tensor([0, 1, 2, 0])[: len(lengths)],
-        longest=max(lengths),
-    )
-    moved = {name: value.to(device) for name, value in vars(inputs).items() if isinstance(value, torch.Tensor)}
-    return replace(inputs, **moved)
 
 
 def report(checkpoint: Checkpoint, agent: Agent, difference: float, agreement: float, expected: Found) -> None:

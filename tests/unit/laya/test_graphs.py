@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import torch
 
 import laya
 from laya.backends import graphs
-from laya.inputs import ModelInputs
 from laya.packing import GRAPH_TOKENS
 from laya.runner import Degradations
+from tests.sequences import bare_inputs
 
 QUESTIONS: dict[str, Any] = {
     "topic": {"type": "choice", "instructions": "Which?", "criteria": ["a", "b", "c"]},
@@ -51,28 +52,13 @@ def test_kept_outputs_survive_replays_by_two_agents_in_threads(checkpoint_path: 
         assert all(reply == expected[place % 2] for reply in replies)
 
 
-def random_inputs(lengths: tuple[int, ...], agent: laya.Agent) -> ModelInputs:
-    """Sequences of random tokens, each with three options at places of its own."""
-    counts = torch.tensor(lengths)
-    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
-    tensors = {
-        "input_ids": torch.randint(5, agent.checkpoint.model_config.vocab_size, (int(offsets[-1]),)).int(),
-        "positions": torch.cat([torch.arange(length) for length in lengths]).int(),
-        "sequence": torch.arange(len(lengths)).repeat_interleave(counts).int(),
-        "offsets": offsets.int(),
-        "markers": offsets[:-1, None] + (torch.rand(len(lengths), 3) * counts[:, None]).long(),
-        "marker_counts": torch.full((len(lengths),), 3),
-        "qtype": torch.arange(len(lengths)) % 3,
-    }
-    return ModelInputs(**{name: value.to(agent.device) for name, value in tensors.items()}, longest=max(lengths))
-
-
 def test_a_replay_answers_as_the_launches_it_stands_for(checkpoint_path: Path, backend: str) -> None:
     """Twice over every shape with other tokens, so that a replay of what was recorded would show."""
     agent = load(checkpoint_path, backend)
     graphed, seen = agent.backend_object, []
-    for lengths in ((1,), (64,), (20, 3, 17), (24,) * 40, (128, 1, 127), (40,) * 100) * 2:
-        inputs = random_inputs(lengths, agent)
+    for seed, lengths in enumerate(((1,), (64,), (20, 3, 17), (24,) * 40, (128, 1, 127), (40,) * 100) * 2):
+        bare = bare_inputs(lengths, agent.checkpoint.model_config.vocab_size, agent.device, seed)
+        inputs = replace(bare, marker_counts=torch.full_like(bare.marker_counts, 3))  # no logit of an absent option
         logits, act = graphed.forward(inputs)
         with torch.inference_mode(backend == "tilelang"), torch.no_grad():
             expected, expected_act = graphed._run._forward(inputs)  # type: ignore[attr-defined]
