@@ -4,6 +4,7 @@ Owns making an artifact, finding one, refusing one that does not fit, and loadin
 the parameters stay the checkpoint's. Running it is `backends.aot`'s.
 """
 
+import ctypes
 import functools
 import hashlib
 import importlib
@@ -14,6 +15,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -136,6 +138,10 @@ def load_program(artifact: str, device: torch.device) -> Any:
     # Takes long to import. Not `aoti_load_package`, which tries again where this fails, and may end the process.
     from torch.export.pt2_archive._package import load_pt2  # noqa: PLC0415
 
+    with suppress(OSError):
+        # Some compilers link the C++ runtime into the program. Two in a process share half of their state and crash;
+        # where torch's is visible to all, the program takes that.
+        ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
     if device.type == "cuda":
         from torch.nn.attention import varlen  # noqa: F401, PLC0415 - registers an operator that the program calls
 

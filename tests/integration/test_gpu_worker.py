@@ -63,9 +63,9 @@ def test_each_gpu_has_a_worker_of_its_own_that_answers_pings_while_it_scores(
 def test_two_gpus_share_a_job_and_are_faster_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", CheckpointSpec(encoder=BASE))
     path = write_tickets(tmp_path / "in" / "a.parquet", make_texts(20_000))
-    seconds = {}
+    seconds, everything = {}, list_devices()
     for count in (1, 2):
-        devices = list_devices()[:count]
+        devices = everything[:count]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(devices))
         folder = tmp_path / str(count)
         # Eager, which has nothing to compile: the two runs are to differ by their GPUs alone.

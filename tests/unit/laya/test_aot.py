@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config as inductor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import laya
@@ -169,9 +170,14 @@ def test_what_fits_by_its_word_but_is_broken_is_an_error(
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint's folder with an artifact in it."""
+    """A checkpoint's folder with an artifact in it, whose compiler links the C++ runtime into it, as some do."""
     folder = make_checkpoint(tmp_path_factory.mktemp("aot") / "tiny", SMALL)
-    assert laya.export_aot(folder, folder / "laya.pt2", device=DEVICE) == folder / "laya.pt2"
+    compiler = tmp_path_factory.mktemp("compiler") / "g++"
+    static = 'case " $* " in *" -shared "*) set -- -static-libstdc++ "$@";; esac'
+    compiler.write_text(f'#!/bin/sh\n{static}\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    with inductor.patch({"cpp.cxx": (str(compiler),)}):
+        assert laya.export_aot(folder, folder / "laya.pt2", device=DEVICE) == folder / "laya.pt2"
     return folder
 
 
