@@ -21,17 +21,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from tenacity import retry, retry_if_exception, stop_after_attempt
 from torch import Tensor, nn
 
 from laya.backends.compile import forward_step, step_arguments
 from laya.checkpoint import Checkpoint
-from laya.errors import BackendError, BackendUnavailableError
+from laya.errors import BackendError, BackendUnavailableError, compiler_words
 from laya.inputs import inputs_of_rows, widen
 from laya.model import DecisionModel
 from laya.operations import Operations
 
 SUFFIX = ".pt2"
 LOADING_S = 300  # in which a process must have loaded an artifact
+ATTEMPTS = 3  # to compile an artifact
 RUNNERS = 2  # passes that may be on the device at once: one runs while the next is queued
 KEYS = ("checkpoint", "code", "torch", "architecture", "dtype", "max_len")
 # What an artifact is compiled from, and what its inputs and parameters are laid out by.
@@ -93,7 +95,7 @@ def file_name(description: Mapping[str, str]) -> str:
 def write_artifact(model: DecisionModel, operations: Operations, description: Mapping[str, str], path: Path) -> None:
     """Compile the model for the device it is on, which takes minutes, and write the artifact at once.
 
-    BackendError, and no artifact, when a process that loads it does not survive that.
+    BackendError, and no artifact, when it does not compile, or a process that loads it does not survive that.
     """
     device = next(model.parameters()).device
     ahead = AheadOfTimeModel(model, operations)
@@ -108,16 +110,28 @@ def write_artifact(model: DecisionModel, operations: Operations, description: Ma
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's, of its own use of it
         program = torch.export.export(ahead, arguments, dynamic_shapes=(sizes,), strict=False)
         unfinished = Path(folder) / f"artifact{SUFFIX}"
-        torch._inductor.aoti_compile_and_package(
-            program,
-            package_path=str(unfinished),
-            inductor_configs={
-                "aot_inductor.package_constants_in_so": False,
-                "aot_inductor.metadata": {f"laya_{key}": value for key, value in description.items()},
-            },
-        )
+        options = {
+            "aot_inductor.package_constants_in_so": False,
+            "aot_inductor.metadata": {f"laya_{key}": value for key, value in description.items()},
+        }
+        try:
+            compile_program(program, unfinished, options)
+        except RuntimeError as error:
+            raise BackendError(f"the model did not compile: {compiler_words(error)}") from error
         check_loads(unfinished, device)
         unfinished.replace(path)
+
+
+def is_of_its_own_code(error: BaseException) -> bool:
+    return type(getattr(error, "inner_exception", None)).__name__ == "CppCompileError"
+
+
+# torch 2.11 now and then writes a program with a name that it has not declared: it knows what it has declared by the
+# address of an object that is gone, which the next may take. What it has compiled for the device is not compiled anew.
+@retry(retry=retry_if_exception(is_of_its_own_code), stop=stop_after_attempt(ATTEMPTS), reraise=True)
+def compile_program(program: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> None:
+    """Write the package. RuntimeError, torch's own, when it does not compile."""
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
 def check_loads(artifact: Path, device: torch.device) -> None:
@@ -134,10 +148,7 @@ def check_loads(artifact: Path, device: torch.device) -> None:
 
 
 def load_program(artifact: str, device: torch.device) -> Any:
-    """The artifact's program, without parameters. RuntimeError, ValueError or KeyError when it cannot be loaded."""
-    # Takes long to import. Not `aoti_load_package`, which tries again where this fails, and may end the process.
-    from torch.export.pt2_archive._package import load_pt2  # noqa: PLC0415
-
+    """The artifact's program, without parameters. RuntimeError when it cannot be loaded."""
     with suppress(OSError):
         # Some compilers link the C++ runtime into the program. Two in a process share half of their state and crash;
         # where torch's is visible to all, the program takes that.
@@ -147,7 +158,9 @@ def load_program(artifact: str, device: torch.device) -> Any:
 
         torch.cuda.init()  # type: ignore[no-untyped-call]
     index = -1 if device.type == "cpu" else device.index or 0
-    return load_pt2(artifact, num_runners=RUNNERS, device_index=index).aoti_runners["model"]
+    # Not `torch._inductor.aoti_load_package`: it asks the compiler about this machine, which takes up to a minute, and
+    # where loading fails it tries another way, which may end the process.
+    return torch._C._aoti.AOTIModelPackageLoader(artifact, "model", False, RUNNERS, index)
 
 
 def find_artifact(folders: Sequence[Path], wanted: Mapping[str, str]) -> Path:

@@ -31,3 +31,12 @@ class BackendError(LayaError):
 
 class BackendUnavailableError(BackendError):
     """A backend is not for this machine or model."""
+
+
+def compiler_words(error: BaseException) -> str:
+    """The compiler's own words, which torch wraps in its own: those about an error, or else the first."""
+    while (cause := getattr(error, "inner_exception", None) or error.__cause__) is not None:
+        error = cause
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    said = next((line for line in lines if "error: " in line), lines[0] if lines else "")
+    return f"{type(error).__name__}: {said}"

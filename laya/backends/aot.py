@@ -23,14 +23,14 @@ class AotBackend(ModelBackend):
         ahead = AheadOfTimeModel(context.model, self._operations)
         # Held here, since the artifact reads them where they lie.
         self._constants = ahead.constants(self._compiled.get_constant_fqns())
-        self._compiled.load_constants(self._constants, check_full_update=True, user_managed=True)
+        self._compiled.load_constants(self._constants, False, check_full_update=True, user_managed=True)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape
         before = allocation_failures(self.device)
         try:
             with torch.inference_mode():
-                logits, act = self._compiled(*plural_arguments(inputs))
+                logits, act = self._compiled.run(plural_arguments(inputs))
         except RuntimeError as error:
             # The program's errors arrive as plain ones, without what they were about.
             if allocation_failures(self.device) == before:
@@ -54,5 +54,5 @@ def build_aot(context: BackendContext) -> Backend:
     artifact = find_artifact(context.artifact_folders, describe(context.checkpoint, context.device, context.dtype))
     try:
         return AotBackend(context, artifact)
-    except (RuntimeError, ValueError, KeyError) as error:
+    except RuntimeError as error:
         raise BackendError(f"{artifact}: {error}") from error

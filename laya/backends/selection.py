@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from laya.backends.base import Backend, BackendContext, BackendFactory, CompileOptions
-from laya.errors import BackendError, BackendUnavailableError
+from laya.errors import BackendError, BackendUnavailableError, compiler_words
 from laya.settings import Settings
 
 DEFAULT = "eager"
@@ -131,7 +131,7 @@ def _build(name: str, context: BackendContext, warm: Callable[[Backend], None]) 
     try:
         warm(backend)
     except (RuntimeError, ImportError, OSError) as error:  # what compilers raise
-        cause = _innermost(error)
+        cause = compiler_words(error)
         if not options.best_effort:
             backend.close()
             raise BackendError(f"its warm-up failed: {cause}") from error
@@ -141,11 +141,3 @@ def _build(name: str, context: BackendContext, warm: Callable[[Backend], None]) 
             stacklevel=6,
         )
     return backend
-
-
-def _innermost(error: BaseException) -> str:
-    """The compiler's own words, which torch wraps in its own."""
-    while (cause := getattr(error, "inner_exception", None) or error.__cause__) is not None:
-        error = cause
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"

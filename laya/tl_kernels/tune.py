@@ -20,7 +20,7 @@ from rich.table import Table
 from laya import tl_kernels as kernels
 from laya.attention import rotary_table
 from laya.checkpoint import open_checkpoint
-from laya.errors import LayaError
+from laya.errors import BackendError, LayaError
 from laya.location import find_checkpoint
 from laya.model import ModelConfig
 from laya.settings import read_settings
@@ -59,7 +59,7 @@ def tune(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Itera
                 run()
                 torch.cuda.synchronize(device)
                 runs[name] = run
-            except (RuntimeError, ValueError) as error:  # BackendError is a RuntimeError
+            except (BackendError, RuntimeError, ValueError) as error:
                 print(f"{field}, {name}: left out, since it does not run here: {error}")
         if len(runs) > 1 and next(iter(alternatives)) in runs:
             medians = medians_ms([*runs.values()])

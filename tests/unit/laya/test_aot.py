@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 from torch._inductor import config as inductor
+from torch._inductor.exc import CppCompileError, InductorError
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import laya
 from laya.agent import Agent
-from laya.aot import KEYS, SOURCES, describe, file_name, find_artifact, misfit
+from laya.aot import ATTEMPTS, KEYS, SOURCES, describe, file_name, find_artifact, misfit
 from laya.backends import aot
 from laya.backends.aot import AotBackend
 from laya.checkpoint import Checkpoint
@@ -100,7 +101,7 @@ def test_artifacts_written_at_once_do_not_mix_and_leave_nothing_else(
 
 @pytest.mark.parametrize(
     ("abort", "said"),
-    [(True, "Fatal Python error: Aborted"), (False, "RuntimeError: Expected hasRecord")],
+    [(True, "Fatal Python error: Aborted"), (False, "RuntimeError: No device information found")],
 )
 def test_what_ends_the_process_that_loads_it_is_never_written(
     agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abort: bool, said: str
@@ -116,6 +117,23 @@ def test_what_ends_the_process_that_loads_it_is_never_written(
     )
     with pytest.raises(laya.BackendError, match=f"compiled, but a process that loaded it ended .*{said}"):
         agent.export_aot(tmp_path / "made" / "a.pt2")
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_what_does_not_compile_is_told_in_the_compiler_s_words(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def refuse(*_: Any, package_path: str, **__: Any) -> None:
+        tried.append(package_path)
+        raise InductorError(CppCompileError(["g++"], "In member function:\nx.cpp:1:2: error: no such name"), None)
+
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: None)
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", refuse)
+    with pytest.raises(laya.BackendError, match=r"did not compile: CppCompileError: x\.cpp:1:2: error: no such name"):
+        agent.export_aot(tmp_path / "made" / "a.pt2")
+    assert len(tried) == ATTEMPTS
     assert list((tmp_path / "made").iterdir()) == []
 
 
@@ -170,14 +188,19 @@ def test_what_fits_by_its_word_but_is_broken_is_an_error(
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint's folder with an artifact in it, whose compiler links the C++ runtime into it, as some do."""
+    """A checkpoint's folder with an artifact in it.
+
+    Its compiler links the C++ runtime into it, as some do, and refuses the program when it first sees it.
+    """
     folder = make_checkpoint(tmp_path_factory.mktemp("aot") / "tiny", SMALL)
     compiler = tmp_path_factory.mktemp("compiler") / "g++"
     static = 'case " $* " in *" -shared "*) set -- -static-libstdc++ "$@";; esac'
-    compiler.write_text(f'#!/bin/sh\n{static}\nexec g++ "$@"\n')
+    once = 'case "$*" in *.wrapper.cpp*) [ -e "$0.seen" ] || { touch "$0.seen"; exit 1; };; esac'
+    compiler.write_text(f'#!/bin/sh\n{static}\n{once}\nexec g++ "$@"\n')
     compiler.chmod(0o755)
     with inductor.patch({"cpp.cxx": (str(compiler),)}):
         assert laya.export_aot(folder, folder / "laya.pt2", device=DEVICE) == folder / "laya.pt2"
+    assert compiler.with_suffix(".seen").exists()
     return folder
 
 
@@ -207,11 +230,12 @@ def test_every_runner_of_an_artifact_reads_the_parameters(running: Agent) -> Non
 
 
 def test_a_full_device_is_told_from_other_errors(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
-        raise RuntimeError("API call failed")
+    class Failing:
+        def run(self, _: object) -> None:
+            raise RuntimeError("API call failed")
 
     backend, inputs = running.backend_object, synthetic_inputs((1, 16, 2), running.device)
-    monkeypatch.setattr(backend, "_compiled", fail)
+    monkeypatch.setattr(backend, "_compiled", Failing())
     monkeypatch.setattr(aot, "allocation_failures", lambda _: 7)
     with pytest.raises(RuntimeError, match="API call failed") as raised:
         backend.forward(inputs)
