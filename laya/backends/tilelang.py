@@ -4,6 +4,7 @@ The products that have nothing to fuse are left to cuBLAS.
 """
 
 import functools
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -14,12 +15,14 @@ from laya.attention import Attention, AttentionSpec, PackedAttention
 from laya.backends.base import Backend, BackendContext, ModelBackend
 from laya.backends.graphs import Graphed
 from laya.errors import BackendError, BackendUnavailableError
-from laya.inputs import ModelInputs
+from laya.inputs import ModelInputs, synthetic_inputs
 from laya.model import ModelConfig
 from laya.operations import PackedOperations, choose_operations
 from laya.tl_kernels.arguments import HALVES, capability
-from laya.tl_kernels.kernel import Kernel
-from laya.tl_kernels.tiles import Tiles, kept_file, tiles_for, tuned_tiles
+from laya.tl_kernels.kernel import Kernel, compile_together, gathered
+from laya.tl_kernels.tiles import BIG_TOKENS, Tiles, kept_file, tiles_for, tuned_tiles
+
+LENGTH = 64  # tokens of the sequences that kernels are gathered with
 
 
 class TileLangAttention(PackedAttention):
@@ -66,8 +69,17 @@ class TileLangBackend(ModelBackend):
     def __init__(self, context: BackendContext) -> None:
         operations = TileLangOperations(choose_tiles(context))
         super().__init__(context, operations)
-        launch = functools.partial(context.model, operations=operations)
-        self._run = Graphed(launch, context.device, context.checkpoint.max_len)
+        self._launch = functools.partial(context.model, operations=operations)
+        self._max_len = context.checkpoint.max_len
+        self._run = Graphed(self._launch, context.device, self._max_len)
+
+    def compile_kernels(self) -> None:
+        """All that any batch needs, at once. BackendError when one does not compile."""
+        length = min(LENGTH, self._max_len)
+        with gathered() as kernels, suppress(torch.OutOfMemoryError):  # a batch without room will not come
+            for tokens in (length, BIG_TOKENS):
+                self._launch(synthetic_inputs((-(-tokens // length), length, 2), self.device))
+        compile_together(kernels, self.device)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
@@ -89,16 +101,18 @@ def build_tilelang(context: BackendContext) -> Backend:
         trace_kernels(context.checkpoint.model_config, HALVES[context.dtype])
     except ValueError as error:
         raise BackendUnavailableError(str(error)) from error
-    # One kernel now: a machine that cannot compile or run it is better found here than at the first batch.
+    backend = TileLangBackend(context)
+    # A machine that cannot compile or run the kernels is better found here than at the first batch.
     norm = context.model.encoder.final_norm
     try:
         with torch.inference_mode():
+            backend.compile_kernels()
             row = torch.zeros(1, *norm.normalized_shape, device=context.device)
             kernels.add_ln(row, row.to(context.dtype), norm.weight, norm.bias, norm.eps, context.dtype)
             torch.cuda.synchronize(context.device)
     except RuntimeError as error:
         raise BackendError(f"a kernel of TileLang's does not run here: {error}") from error
-    return TileLangBackend(context)
+    return backend
 
 
 def trace_kernels(config: ModelConfig, dtype: str) -> list[Kernel]:

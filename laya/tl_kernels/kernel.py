@@ -1,14 +1,17 @@
 """A TileLang program that is traced where it is made and compiled for CUDA where it is first called.
 
-Owns importing TileLang, compiling once, and launching. Does not own any arithmetic, nor the checks of arguments
-(`arguments`): a `Kernel` trusts the wrapper that calls it.
+Owns importing TileLang, compiling once, several at a time where they are known before, and launching. Does not own any
+arithmetic, nor the checks of arguments (`arguments`): a `Kernel` trusts the wrapper that calls it.
 """
 
 import functools
 import importlib
+import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -53,6 +56,25 @@ def made_once(factory: Callable[P, R]) -> Callable[P, R]:
     return locked
 
 
+_gathering = threading.local()
+
+
+@contextmanager
+def gathered() -> Iterator[Collection["Kernel"]]:
+    """Those kernels that this thread calls within the block. None is launched, so their outputs stay as they were."""
+    _gathering.kernels = found = dict[Kernel, None]()
+    try:
+        yield found.keys()
+    finally:
+        del _gathering.kernels
+
+
+def compile_together(kernels: Collection["Kernel"], device: torch.device) -> None:
+    """Compile them for `device` at the same time, in TileLang's compiler and nvcc. BackendError as `Kernel.compile`."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda kernel: kernel.compile(device), kernels))
+
+
 class Kernel:
     """A traced program, `prim_func`, that any machine can lower and a CUDA device can run.
 
@@ -73,6 +95,9 @@ class Kernel:
 
     def __call__(self, *arguments: Tensor | int | float, device: torch.device) -> None:
         """Launch on the current stream of `device`, after compiling when it is the first call there."""
+        if (gathered := getattr(_gathering, "kernels", None)) is not None:
+            gathered[self] = None
+            return
         current = torch.cuda.current_device()
         index = current if device.index is None else device.index
         launch = self._compiled.get(index) or self.compile(device)

@@ -10,7 +10,7 @@ from laya import tl_kernels
 from laya.attention import rotary_table
 from laya.errors import BackendError
 from laya.tl_kernels import kernel, reference
-from tests.kernels.kernel_checks import ROUNDING, error, gpu, random
+from tests.kernels.kernel_checks import ROUNDING, error, gpu, needs_tilelang, random
 
 
 def test_a_factory_without_tilelang_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +19,18 @@ def test_a_factory_without_tilelang_says_what_to_install(monkeypatch: pytest.Mon
     with pytest.raises(BackendError, match=r"pip install 'laya-batch\[gpu\]'"):
         tl_kernels.rope_kernel(2, 48)  # a shape nothing else builds: a cached kernel would not import anything
     kernel.tilelang.cache_clear()
+
+
+@needs_tilelang
+def test_kernels_are_gathered_once_each_in_the_thread_that_asks() -> None:
+    first, second = tl_kernels.rope_kernel(2, 32), tl_kernels.rope_kernel(4, 32)
+    device = torch.device("cuda", 0)
+    with kernel.gathered() as found:
+        for each in (first, second, first):
+            each(device=device)  # would need a GPU, and arguments
+        with ThreadPoolExecutor(1) as pool, pytest.raises((RuntimeError, AssertionError, TypeError, BackendError)):
+            pool.submit(first, device=device).result()
+    assert list(found) == [first, second]
 
 
 @pytest.mark.gpu

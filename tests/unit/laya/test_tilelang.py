@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import laya
 from laya.backends import tilelang
 from laya.errors import BackendUnavailableError
+from laya.inputs import synthetic_inputs
 from laya.model import ModelConfig
 from laya.operations import PackedOperations
+from laya.tl_kernels.kernel import Kernel
+from laya.tl_kernels.tiles import BIG_TOKENS
 from tests.checkpoints import CheckpointSpec
 
 pytest.importorskip("tilelang")
@@ -60,3 +64,14 @@ def test_auto_passes_such_a_model_on_in_silence_and_a_request_warns_once(
     assert len(caught) == 1
     with pytest.raises(BackendUnavailableError, match="multiple of 128"):
         tilelang.build_tilelang(agent._runner.context)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_nothing_is_left_to_compile_once_the_backend_is_there(
+    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = laya.load(checkpoint_path, device="cuda", backend="tilelang", strict=True)
+    monkeypatch.setattr(Kernel, "compile", lambda *_: pytest.fail("a kernel was compiled"))
+    for shape in ((1, 1, 1), (3, 100, 5), (BIG_TOKENS // 64, 64, 2)):
+        agent.backend_object.forward(synthetic_inputs(shape, agent.device))
