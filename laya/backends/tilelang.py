@@ -76,10 +76,10 @@ class TileLangBackend(ModelBackend):
     def compile_kernels(self) -> None:
         """All that any batch needs, at once. BackendError when one does not compile."""
         length = min(LENGTH, self._max_len)
-        with gathered() as kernels, suppress(torch.OutOfMemoryError):  # a batch without room will not come
+        with gathered() as found, suppress(torch.OutOfMemoryError):  # a batch without room will not come
             for tokens in (length, BIG_TOKENS):
                 self._launch(synthetic_inputs((-(-tokens // length), length, 2), self.device))
-        compile_together(kernels, self.device)
+        compile_together(found, self.device)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
