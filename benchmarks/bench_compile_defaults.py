@@ -56,8 +56,9 @@ if "torch._dynamo" in sys.modules:
     from torch._dynamo.utils import compilation_time_metrics as spent, counters
     trace_s, backend_s = (sum(spent[step]) for step in ("bytecode_tracing", "OutputGraph.call_user_compiler"))
     graphs, hits = counters["stats"]["unique_graphs"], counters["inductor"]["fxgraph_cache_hit"]
-print(json.dumps({"first_answer_s": first_s, "load_s": load_s, "trace_s": trace_s, "backend_s": backend_s, "second_answer_ms": second_ms, "graphs": graphs,
-                  "cache_hits": hits, "weights_gb": weights, "peak_gb_32x1024": peak, "backend": agent.backend}))
+print(json.dumps({"first_answer_s": first_s, "load_s": load_s, "trace_s": trace_s, "backend_s": backend_s,
+                  "second_answer_ms": second_ms, "graphs": graphs, "cache_hits": hits, "weights_gb": weights,
+                  "peak_gb_32x1024": peak, "backend": agent.backend}))
 """
 
 CACHES = ("HOME", "XDG_CACHE_HOME", "TILELANG_CACHE_DIR", "TRITON_CACHE_DIR")
