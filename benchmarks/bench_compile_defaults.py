@@ -54,7 +54,7 @@ peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else None
 graphs = hits = trace_s = backend_s = None
 if "torch._dynamo" in sys.modules:
     from torch._dynamo.utils import compilation_time_metrics as spent, counters
-    trace_s, backend_s = (sum(spent[step]) for step in ("bytecode_tracing", "OutputGraph.call_user_compiler"))
+    trace_s, backend_s = (sum(spent.get(step, ())) for step in ("bytecode_tracing", "OutputGraph.call_user_compiler"))
     graphs, hits = counters["stats"]["unique_graphs"], counters["inductor"]["fxgraph_cache_hit"]
 print(json.dumps({"first_answer_s": first_s, "load_s": load_s, "trace_s": trace_s, "backend_s": backend_s,
                   "second_answer_ms": second_ms, "graphs": graphs, "cache_hits": hits, "weights_gb": weights,

@@ -122,13 +122,14 @@ def write_artifact(model: DecisionModel, operations: Operations, description: Ma
         unfinished.replace(path)
 
 
-def is_of_its_own_code(error: BaseException) -> bool:
+def is_compile_error(error: BaseException) -> bool:
+    """Whether the C++ compiler refused what torch wrote."""
     return type(getattr(error, "inner_exception", None)).__name__ == "CppCompileError"
 
 
 # torch 2.11 now and then writes a program with a name that it has not declared: it knows what it has declared by the
 # address of an object that is gone, which the next may take. What it has compiled for the device is not compiled anew.
-@retry(retry=retry_if_exception(is_of_its_own_code), stop=stop_after_attempt(ATTEMPTS), reraise=True)
+@retry(retry=retry_if_exception(is_compile_error), stop=stop_after_attempt(ATTEMPTS), reraise=True)
 def compile_program(program: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> None:
     """Write the package. RuntimeError, torch's own, when it does not compile."""
     torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
@@ -159,7 +160,7 @@ def load_program(artifact: str, device: torch.device) -> Any:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     index = -1 if device.type == "cpu" else device.index or 0
     # Not `torch._inductor.aoti_load_package`: it asks the compiler about this machine, which takes up to a minute, and
-    # where loading fails it tries another way, which may end the process.
+    # where loading fails it loads a second time.
     return torch._C._aoti.AOTIModelPackageLoader(artifact, "model", False, RUNNERS, index)
 
 

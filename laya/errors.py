@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose:
+"""Every error this package raises on purpose, and what a compiler's says:
 
 LayaError
 ├── CheckpointError

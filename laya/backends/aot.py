@@ -54,5 +54,5 @@ def build_aot(context: BackendContext) -> Backend:
     artifact = find_artifact(context.artifact_folders, describe(context.checkpoint, context.device, context.dtype))
     try:
         return AotBackend(context, artifact)
-    except RuntimeError as error:
+    except (RuntimeError, KeyError) as error:
         raise BackendError(f"{artifact}: {error}") from error

@@ -22,8 +22,6 @@ from laya.tl_kernels.arguments import HALVES, capability
 from laya.tl_kernels.kernel import Kernel, compile_together, gathered
 from laya.tl_kernels.tiles import BIG_TOKENS, Tiles, kept_file, tiles_for, tuned_tiles
 
-LENGTH = 64  # tokens of the sequences that kernels are gathered with
-
 
 class TileLangAttention(PackedAttention):
     """Reads the packed projection as it lies, rotated as it is made (where there is a tile for that) or afterwards."""
@@ -70,13 +68,16 @@ class TileLangBackend(ModelBackend):
         operations = TileLangOperations(choose_tiles(context))
         super().__init__(context, operations)
         self._launch = functools.partial(context.model, operations=operations)
-        self._max_len = context.checkpoint.max_len
+        self._reach, self._max_len = context.model.config.reach, context.checkpoint.max_len
         self._run = Graphed(self._launch, context.device, self._max_len)
 
     def compile_kernels(self) -> None:
-        """All that any batch needs, at once. BackendError when one does not compile."""
-        length = min(LENGTH, self._max_len)
-        with gathered() as found, suppress(torch.OutOfMemoryError):  # a batch without room will not come
+        """What small and large batches need, at once; a kernel that there was no room to ask for compiles when called.
+
+        BackendError when one does not compile.
+        """
+        length = min(self._reach + 2, self._max_len)  # where the window begins to hide something
+        with gathered() as found, suppress(torch.OutOfMemoryError):
             for tokens in (length, BIG_TOKENS):
                 self._launch(synthetic_inputs((-(-tokens // length), length, 2), self.device))
         compile_together(found, self.device)
@@ -110,7 +111,7 @@ def build_tilelang(context: BackendContext) -> Backend:
             row = torch.zeros(1, *norm.normalized_shape, device=context.device)
             kernels.add_ln(row, row.to(context.dtype), norm.weight, norm.bias, norm.eps, context.dtype)
             torch.cuda.synchronize(context.device)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         raise BackendError(f"a kernel of TileLang's does not run here: {error}") from error
     return backend
 

@@ -95,8 +95,8 @@ class Kernel:
 
     def __call__(self, *arguments: Tensor | int | float, device: torch.device) -> None:
         """Launch on the current stream of `device`, after compiling when it is the first call there."""
-        if (gathered := getattr(_gathering, "kernels", None)) is not None:
-            gathered[self] = None
+        if (found := getattr(_gathering, "kernels", None)) is not None:
+            found[self] = None
             return
         current = torch.cuda.current_device()
         index = current if device.index is None else device.index

@@ -28,7 +28,10 @@ def test_kernels_are_gathered_once_each_in_the_thread_that_asks() -> None:
     with kernel.gathered() as found:
         for each in (first, second, first):
             each(device=device)  # would need a GPU, and arguments
-        with ThreadPoolExecutor(1) as pool, pytest.raises((RuntimeError, AssertionError, TypeError, BackendError)):
+        with (
+            ThreadPoolExecutor(1) as pool,
+            pytest.raises((RuntimeError, AssertionError, TypeError, ValueError, BackendError)),
+        ):
             pool.submit(first, device=device).result()
     assert list(found) == [first, second]
 
