@@ -124,7 +124,9 @@ def write_artifact(model: DecisionModel, operations: Operations, description: Ma
 
 def is_compile_error(error: BaseException) -> bool:
     """Whether the C++ compiler refused what torch wrote."""
-    return type(getattr(error, "inner_exception", None)).__name__ == "CppCompileError"
+    from torch._inductor.exc import CppCompileError  # noqa: PLC0415 - the compiler takes long to import
+
+    return isinstance(getattr(error, "inner_exception", None), CppCompileError)
 
 
 # torch 2.11 now and then writes a program with a name that it has not declared: it knows what it has declared by the

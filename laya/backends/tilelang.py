@@ -68,15 +68,15 @@ class TileLangBackend(ModelBackend):
         operations = TileLangOperations(choose_tiles(context))
         super().__init__(context, operations)
         self._launch = functools.partial(context.model, operations=operations)
-        self._reach, self._max_len = context.model.config.reach, context.checkpoint.max_len
-        self._run = Graphed(self._launch, context.device, self._max_len)
+        self._run = Graphed(self._launch, context.device, context.checkpoint.max_len)
 
     def compile_kernels(self) -> None:
         """What small and large batches need, at once; a kernel that there was no room to ask for compiles when called.
 
         BackendError when one does not compile.
         """
-        length = min(self._reach + 2, self._max_len)  # where the window begins to hide something
+        config = self._model.config
+        length = min(config.reach + 2, config.max_len)  # where the window begins to hide something
         with gathered() as found, suppress(torch.OutOfMemoryError):
             for tokens in (length, BIG_TOKENS):
                 self._launch(synthetic_inputs((-(-tokens // length), length, 2), self.device))
