@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import describe_run, publish
+from measuring import describe_run, folder, publish, results_file
 
 COLUMNS = [
     *("configuration", "start", "first_answer_s", "load_s", "trace_s", "backend_s", "second_answer_ms", "graphs"),
@@ -73,7 +73,8 @@ def measure(name: str, checkpoint: str) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         places = {variable: f"{folder}/{variable}" for variable in CACHES}
         environment = {**os.environ, **places}
-        environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+        for variable in ("TORCHINDUCTOR_CACHE_DIR", "LAYA_INDUCTOR_CACHE_DIR"):
+            environment.pop(variable, None)
         for place in places.values():
             Path(place).mkdir()
         if name in PREPARE:
@@ -99,14 +100,29 @@ def _cache(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", help="a folder")
-    parser.add_argument("--configurations", nargs="+", choices=CONFIGURATIONS, default=["eager", "compile=True"])
+    parser.add_argument("checkpoint", type=folder, help="a folder")
+    parser.add_argument(
+        "--configurations",
+        nargs="+",
+        choices=CONFIGURATIONS,
+        default=["eager", "compile=True"],
+        help="which to start (eager, compile=True)",
+    )
     parser.add_argument("--commit", help="for the result, where there is no git")
-    parser.add_argument("--out", type=Path, help="append the JSON lines here")
+    parser.add_argument("--out", type=results_file, help="append the JSON lines here")
     options = parser.parse_args()
     about = describe_run(options.commit, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    lines = (line | about for name in options.configurations for line in measure(name, options.checkpoint))
-    publish("Boot", lines, COLUMNS, options.out)
+    failed: list[str] = []
+
+    def lines() -> Iterator[dict[str, Any]]:
+        for name in options.configurations:
+            for line in measure(name, str(options.checkpoint)):
+                failed.extend([f"{name} ({line['start']})"] if "error" in line else [])
+                yield line | about
+
+    publish("Boot", lines(), COLUMNS, options.out)
+    if failed:
+        parser.exit(1, f"no answer, for the reasons above, from: {', '.join(failed)}\n")
 
 
 if __name__ == "__main__":

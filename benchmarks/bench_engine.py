@@ -2,10 +2,11 @@
 
     python benchmarks/bench_engine.py CHECKPOINT [--backends eager tilelang compile] [--peer .cache/peer] [--out FILE]
 
-Three workloads: `bulk`, texts of long-tailed length with three questions each, once tokenised before the clock starts
-(encoded) and once within it (predict_batch); and `grid`, some number of rows of one length. Every line has the share of
-the matrix-product rate measured in the same run, and the peak memory. CHECKPOINT is a folder, a name or a Hub id; for
-speed alone random weights of the same shape serve as well.
+Three workloads. `bulk`: texts of long-tailed length with three questions each, from encoded sequences to replies
+(`encoded`), the same in the order they came (`encoded, unsorted`), and with tokenising (`predict_batch`). `grid`: from
+one row of one length to as many as a batch takes, encoded. `kernels`, on CUDA: where the device's time goes in `bulk`.
+Every line has the share of the matrix-product rate measured in the same run, and the peak memory. CHECKPOINT is a
+folder, a name or a Hub id; for speed alone random weights of the same shape serve as well.
 """
 
 import argparse
@@ -16,6 +17,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +26,36 @@ import numpy as np
 import torch
 from measuring import (
     QUESTIONS,
+    at_least_one,
     best_seconds,
     bulk_states,
     describe_run,
     flop_per_token,
+    folder,
     matmul_flop_per_s,
     publish,
+    results_file,
     text_of,
+    told,
 )
 
 import laya
+from laya.packing import PackingLimits, default_limits
 
 COLUMNS = ["backend", "workload", "rows", "row_tokens", "tokens_per_s", "rows_per_s", "matmul_share", "ms", "peak_gb"]
-GRID_ROWS, GRID_WORDS = (1, 8, 64, 512), (16, 96, 224, 480, 992)
+ONE_QUESTION = {"churn": QUESTIONS["churn"]}
+BACKENDS = ("eager", "compile", "tilelang", "aot")
+GRID_ROWS, GRID_WORDS = (1, 8, 64), (4, 96, 224, 480, 992)
+
+# By what the name of a kernel has in it, the first that fits.
+STEPS = {
+    "gemm_geglu": ("gemm_geglu",),
+    "gemm_rope": ("gemm_rope",),
+    "add_ln": ("add_ln",),
+    "attention": ("attn", "flash"),
+    "rope": ("rope",),
+    "cuBLAS": ("nvjet", "cublas", "cutlass", "gemm"),
+}
 
 PEER = """
 import json, sys, time, warnings
@@ -44,40 +64,75 @@ warnings.simplefilter("ignore")
 asked = json.load(open(sys.argv[1]))
 for backend in asked["backends"]:
     agent = laya.load(asked["checkpoint"], backend=backend)
-    ask = lambda states: agent.predict_batch(states, asked["questions"], batch_size=64, sort_by_length=True)
-    ask(asked["states"][:256])
-    torch.cuda.is_available() and torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(2):
-        started = time.perf_counter(); replies = ask(asked["states"]); times.append(time.perf_counter() - started)
-    tokens = sum(reply["usage"]["input_tokens"] for reply in replies)
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-    print(json.dumps({"backend": agent.backend, "seconds": min(times), "tokens": tokens, "peak": peak}), flush=True)
+    for states, questions in asked["workloads"]:
+        ask = lambda states: agent.predict_batch(states, questions, batch_size=64, sort_by_length=True)
+        ask(states[:256])
+        torch.cuda.is_available() and torch.cuda.reset_peak_memory_stats()
+        times = []
+        for _ in range(2):
+            started = time.perf_counter(); replies = ask(states); times.append(time.perf_counter() - started)
+        tokens = sum(reply["usage"]["input_tokens"] for reply in replies)
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        print(json.dumps({"backend": agent.backend, "seconds": min(times), "tokens": tokens, "peak": peak}), flush=True)
 """
 
 
-def measure_backend(agent: laya.Agent, states: list[str], grid: bool) -> Iterator[dict[str, Any]]:
-    """Every workload on the active backend."""
-    prepared = agent.prepare(QUESTIONS)
-    yield measure(agent, "bulk, encoded", agent.encode(states, prepared))
-    encoded = agent.encode(states, prepared)
+def grid(agent: laya.Agent) -> Iterator[list[str]]:
+    """Texts of each length, as many as the grid's rows and as one batch takes."""
+    random = np.random.default_rng(1)
+    prepared, most = agent.prepare(ONE_QUESTION), default_limits(agent.device.type).max_tokens
+    for words in GRID_WORDS:
+        full = most // int(agent.encode([text_of(words, random)], prepared).lengths[0])
+        for rows in sorted({*(rows for rows in GRID_ROWS if rows < full), full}):
+            yield [text_of(words, random) for _ in range(rows)]
+
+
+def measure_backend(agent: laya.Agent, states: list[str], texts: list[list[str]]) -> Iterator[dict[str, Any]]:
+    """Every workload on the active backend; `texts` are the grid's."""
+    limits = default_limits(agent.device.type)
+    yield measure(agent, "bulk, encoded", states, QUESTIONS, limits)
+    yield measure(agent, "bulk, encoded, unsorted", states, QUESTIONS, replace(limits, sort_by_length=False))
+    encoded = agent.encode(states, agent.prepare(QUESTIONS))
     _reset_peak(agent)
     seconds = best_seconds(lambda: agent.predict_batch(states, QUESTIONS), agent.device)
     yield rates(agent, "bulk, predict_batch", encoded, seconds)
-    random = np.random.default_rng(1)
-    for words in GRID_WORDS if grid else ():
-        for rows in GRID_ROWS:
-            one = {"churn": QUESTIONS["churn"]}
-            texts = [text_of(words, random) for _ in range(rows)]
-            yield measure(agent, "grid", agent.encode(texts, agent.prepare(one)))
+    if agent.device.type == "cuda":
+        yield from profile(agent, encoded)
+    for some in texts:
+        yield measure(agent, "grid", some, ONE_QUESTION, limits)
 
 
-def measure(agent: laya.Agent, workload: str, encoded: laya.EncodedSequences) -> dict[str, Any]:
-    batches = agent.pack(encoded)
+def measure(
+    agent: laya.Agent, workload: str, states: list[str], questions: dict[str, Any], limits: PackingLimits
+) -> dict[str, Any]:
+    """From encoded sequences to replies."""
+    prepared = agent.prepare(questions)
+    encoded = agent.encode(states, prepared)
     _reset_peak(agent)
     repeats = 2 if len(encoded) > 64 else 10
-    seconds = best_seconds(lambda: list(agent.forward_each(encoded, batches)), agent.device, repeats)
+    seconds = best_seconds(lambda: agent.predict_encoded(len(states), prepared, encoded, limits), agent.device, repeats)
     return rates(agent, workload, encoded, seconds)
+
+
+def profile(agent: laya.Agent, encoded: laya.EncodedSequences) -> Iterator[dict[str, Any]]:
+    """Each step's share of the kernels' time over the bulk workload, and how much of the whole they fill."""
+    batches = agent.pack(encoded)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in agent.forward_each(encoded, batches):
+            pass
+        torch.cuda.synchronize(agent.device)
+    kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    spans = [(event.time_range.start, event.time_range.end) for event in kernels]
+    spent: dict[str, float] = dict.fromkeys((*STEPS, "else"), 0.0)
+    for event, (start, end) in zip(kernels, spans, strict=True):
+        spent[next((step for step, words in STEPS.items() if any(w in event.name for w in words)), "else")] += (
+            end - start
+        )
+    total = sum(spent.values())
+    whole = max(end for _, end in spans) - min(start for start, _ in spans)
+    for step, us in spent.items():
+        line = {"backend": agent.backend, "workload": "kernels", "step": step, "ms": round(us / 1000, 3)}
+        yield line | {"share": round(us / total, 4), "busy": round(total / whole, 4)}
 
 
 def rates(agent: laya.Agent, workload: str, encoded: laya.EncodedSequences, seconds: float) -> dict[str, Any]:
@@ -97,23 +152,24 @@ def rates(agent: laya.Agent, workload: str, encoded: laya.EncodedSequences, seco
     }
 
 
-def measure_peer(peer: Path, checkpoint: str, states: list[str], backends: list[str]) -> Iterator[dict[str, Any]]:
-    """The public package on the bulk workload, in a process of its own: it has our import name."""
+def measure_peer(
+    peer: Path, checkpoint: str, workloads: list[tuple[str, list[str], dict[str, Any]]], backends: list[str]
+) -> Iterator[dict[str, Any]]:
+    """The public package on (workload, states, questions), in a process of its own: it has our import name."""
     with tempfile.TemporaryDirectory() as folder:
         request = Path(folder) / "request.json"
-        asked = {"checkpoint": checkpoint, "states": states, "questions": QUESTIONS, "backends": backends}
-        request.write_text(json.dumps(asked))
+        asked = [(states, questions) for _, states, questions in workloads]
+        request.write_text(json.dumps({"checkpoint": checkpoint, "workloads": asked, "backends": backends}))
         ours = Path(laya.__file__).parents[1]
         paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ours]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(peer.resolve()), *paths])}
         command = [sys.executable, "-c", PEER, str(request)]
         done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True)
-    rows = len(states) * len(QUESTIONS)
-    for line in done.stdout.splitlines():
-        found = json.loads(line)
+    for line, (workload, states, questions) in zip(done.stdout.splitlines(), cycle(workloads), strict=False):
+        found, rows = json.loads(line), len(states) * len(questions)
         yield {
             "backend": f"public package, {found['backend']}",
-            "workload": "bulk, predict_batch",
+            "workload": workload,
             "rows": rows,
             "row_tokens": round(found["tokens"] / rows),
             "tokens_per_s": round(found["tokens"] / found["seconds"], 1),
@@ -129,20 +185,36 @@ def measure_all(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     ceiling = matmul_flop_per_s(agent.device, agent.dtype)
     about = describe_run(options.commit, agent.device) | {"matmul_tflop_per_s": round(ceiling / 1e12, 3)}
     work = flop_per_token(agent.checkpoint.model_config)
+    texts = [] if options.bulk_only else list(grid(agent))
+
+    def complete(line: dict[str, Any]) -> dict[str, Any]:
+        share = {"matmul_share": round(line["tokens_per_s"] * work / ceiling, 4)} if "tokens_per_s" in line else {}
+        return line | share | about
+
     for name in options.backends:
-        started = time.perf_counter()
+        started, reserved = time.perf_counter(), _reserved(agent)
         agent.set_backend(name, strict=True)
         agent.warmup()
         boot_s = round(time.perf_counter() - started, 2)
-        for line in measure_backend(agent, states, not options.bulk_only):
-            yield line | {"matmul_share": round(line["tokens_per_s"] * work / ceiling, 4), "boot_s": boot_s} | about
+        held = {"boot_s": boot_s, "warm_gb": round((_reserved(agent) - reserved) / 1e9, 3)}
+        for line in measure_backend(agent, states, texts):
+            yield complete(line | held)
     agent.deaccelerate()
     del agent
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if options.peer and options.peer.is_dir():
-        for line in measure_peer(options.peer, options.checkpoint, states, options.peer_backends):
-            yield line | {"matmul_share": round(line["tokens_per_s"] * work / ceiling, 4)} | about
+    if options.peer:
+        workloads = [("bulk, predict_batch", states, QUESTIONS), *(("grid", some, ONE_QUESTION) for some in texts)]
+        for line in measure_peer(options.peer, options.checkpoint, workloads, options.peer_backends):
+            yield complete(line)
+
+
+def _reserved(agent: laya.Agent) -> int:
+    """Bytes that torch holds of the device's memory, beside what it could give back."""
+    if agent.device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(agent.device)
 
 
 def _reset_peak(agent: laya.Agent) -> None:
@@ -152,18 +224,19 @@ def _reset_peak(agent: laya.Agent) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint")
-    parser.add_argument("--backends", nargs="+", default=["eager"])
-    parser.add_argument("--states", type=int, default=1024)
+    parser.add_argument("checkpoint", help="a folder, a name or a Hub id")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=["eager"], help="which to measure (eager)")
+    parser.add_argument("--states", type=at_least_one, default=1024, help="texts of the bulk workload (1024)")
     parser.add_argument("--bulk-only", action="store_true", help="leave the grid of rows and lengths out")
-    parser.add_argument("--peer", type=Path, help="folder with the public package")
-    parser.add_argument("--peer-backends", nargs="+", default=["eager"])
+    parser.add_argument("--peer", type=folder, help="folder with the public package, to be measured too")
+    parser.add_argument("--peer-backends", nargs="+", default=["eager"], help="which of its backends (eager)")
     parser.add_argument("--commit", help="for the result, where there is no git")
-    parser.add_argument("--out", type=Path, help="append the JSON lines here")
+    parser.add_argument("--out", type=results_file, help="append the JSON lines here")
     options = parser.parse_args()
     if Path(options.checkpoint).is_dir():
         options.checkpoint = str(Path(options.checkpoint).resolve())
-    publish("Engine", measure_all(options), COLUMNS, options.out)
+    with told(parser):
+        publish("Engine", measure_all(options), COLUMNS, options.out)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """What the engine's benchmarks share: the workload, the ceiling beside every speed, and the form of a result."""
 
+import argparse
 import json
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from laya.errors import LayaError
 from laya.model import ModelConfig
 
 QUESTIONS: dict[str, Any] = {
@@ -77,6 +80,40 @@ def describe_run(commit: str | None, device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
     packages = {package: _version(package) for package in ("torch", "transformers", "tilelang")}
     return {"commit": found, "device": name, "python": platform.python_version(), **packages}
+
+
+def folder(value: str) -> Path:
+    """The type of an argument that names a folder."""
+    path = Path(value)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {value}")
+    return path
+
+
+def results_file(value: str) -> Path:
+    """The type of an argument that names a file to append to: found to be impossible before anything is measured."""
+    path = Path(value)
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{value} cannot be written: {error.strerror}") from error
+    return path
+
+
+def at_least_one(value: str) -> int:
+    """The type of an argument that counts something."""
+    if not value.isdecimal() or not int(value):
+        raise argparse.ArgumentTypeError(f"expected a number from 1, found {value!r}")
+    return int(value)
+
+
+@contextmanager
+def told(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """What the engine refuses, as a wrong argument."""
+    try:
+        yield
+    except LayaError as error:
+        parser.error(str(error))
 
 
 def publish(title: str, lines: Iterable[dict[str, Any]], columns: list[str], out: Path | None) -> None:

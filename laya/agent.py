@@ -168,11 +168,21 @@ class Agent:
         for index, reason in encoded.unfit.items():
             raise StateError(f"state {index}: {reason}")
         limits = in_batches_of(default_limits(self.device.type), batch_size, sort_by_length)
+        return self.predict_encoded(len(states), prepared, encoded, limits)
+
+    def predict_encoded(
+        self,
+        states: int,
+        prepared: PreparedQuestions,
+        encoded: EncodedSequences,
+        limits: PackingLimits | None = None,
+    ) -> list[dict[str, Any]]:
+        """What `predict_batch` returns, about `states` states that are encoded already."""
         parts = [
             self.decode(prepared, encoded, batch, logits)
             for batch, logits in self.forward_each(encoded, self.pack(encoded, limits))
         ]
-        return render_replies(f"laya-{self.checkpoint.model_name}", len(states), prepared, encoded, parts)
+        return render_replies(f"laya-{self.checkpoint.model_name}", states, prepared, encoded, parts)
 
     def warmup_shapes(self, limits: PackingLimits | None = None) -> list[tuple[int, int]]:
         """(sequences, tokens of each): shapes that, run once, leave the backend warm for every batch under `limits`.
@@ -188,11 +198,12 @@ class Agent:
 
     def export_aot(self, path: str | Path | None = None) -> Path:
         """As `laya.export_aot`."""
-        from laya.aot import describe, file_name, write_artifact  # noqa: PLC0415 - the compiler takes long to import
+        from laya.aot import artifact_path, describe, write_artifact  # noqa: PLC0415 - the compiler is long to import
 
         context = self._runner.context
         description = describe(self.checkpoint, context.device, context.dtype)
-        path = Path(path) if path else context.artifact_folders[-1] / file_name(description)
+        asked = None if path is None else Path(path).expanduser()
+        path = artifact_path(asked, context.artifact_folders[-1], description)
         write_artifact(context.model, choose_operations(context.device, context.dtype), description, path)
         return path
 
@@ -231,26 +242,24 @@ def load(  # noqa: PLR0913 - keyword-only, and the flags of earlier versions are
     settings = read_settings()
     flags = Flags(fast, compile, compile_mode, compile_warmup, compile_cache)
     choice = choose_backend(backend, flags, settings)
-    opened = open_checkpoint(find_checkpoint(checkpoint, revision), expected_sha256, Limits(max_len, head_max_len))
+    temperatures = None if calibration is None else read_calibration(calibration)
+    location, limits = find_checkpoint(checkpoint, revision), Limits(max_len, head_max_len)
+    opened = open_checkpoint(location, expected_sha256, limits, temperatures)
     if choice.name == "onnx":
         from laya.onnx import ONNXAgent  # noqa: PLC0415 - it builds on this module
 
-        agent: Agent = ONNXAgent(opened, onnx_path=onnx_path, device=device, settings=settings)
-    elif onnx_path is not None:
+        return ONNXAgent(opened, onnx_path=onnx_path, device=device, settings=settings)
+    if onnx_path is not None:
         raise BackendError(f"onnx_path is for backend='onnx', not {choice.name!r}")
-    else:
-        agent = Agent(opened, device=device, backend=choice, strict=strict, settings=settings)
-    if calibration is not None:
-        agent.temperatures = read_calibration(calibration)
-    return agent
+    return Agent(opened, device=device, backend=choice, strict=strict, settings=settings)
 
 
 def export_aot(checkpoint: str | Path | Agent, path: str | Path | None = None, **options: Any) -> Path:
     """Compile a checkpoint's forward pass ahead of time, for this device and this torch; the artifact's path.
 
-    Without `path` it goes to ~/.cache/laya/aot, where `backend="aot"` and `auto` find it; they also look beside a
-    checkpoint that is a folder. `options` are `load`'s. It takes minutes, and the artifact is a program: use those
-    only that you made.
+    `path` is a file that ends in .pt2, or a folder; without one it goes to ~/.cache/laya/aot, where `backend="aot"` and
+    `auto` find it; they also look beside a checkpoint that is a folder. `options` are `load`'s. It takes minutes, and
+    the artifact is a program: use those only that you made. Raises BackendError, before it compiles where it can.
     """
     agent = checkpoint if isinstance(checkpoint, Agent) else load(checkpoint, **options)
     return agent.export_aot(path)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import warnings
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -90,6 +91,17 @@ def file_name(description: Mapping[str, str]) -> str:
     """The artifact's name in a cache, which holds those of many checkpoints."""
     parts = (description["checkpoint"][:12], *(description[key] for key in KEYS[1:]))
     return "-".join(parts).replace("+", "_") + SUFFIX
+
+
+def artifact_path(asked: Path | None, cache: Path, description: Mapping[str, str]) -> Path:
+    """Where the artifact goes: into a folder, the cache's when None, or to a file. BackendError for another kind."""
+    if asked is None or asked.is_dir():
+        return (asked or cache) / file_name(description)
+    if asked.suffix != SUFFIX:
+        raise BackendError(
+            f"{asked}: expected a folder, or a file that ends in {SUFFIX}, as those do that are looked for"
+        )
+    return asked
 
 
 def write_artifact(model: DecisionModel, operations: Operations, description: Mapping[str, str], path: Path) -> None:
@@ -184,7 +196,7 @@ def misfit(path: Path, wanted: Mapping[str, str]) -> str | None:
     """Why the artifact at `path` cannot run what is wanted; None when it can."""
     try:
         found = read_description(path)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         return f"{path}: expected an artifact of laya.export_aot: {error}"
     differences = [
         f"{key} {wanted[key]} is wanted, it was made for {found.get(key)}"
@@ -202,7 +214,9 @@ def read_description(path: Path) -> dict[str, str]:
             raise ValueError("it holds no program")
         for name in names:
             if name.endswith("_metadata.json"):
-                metadata: dict[str, Any] = json.loads(archive.read(name))
+                metadata = json.loads(archive.read(name))
+                if not isinstance(metadata, dict):
+                    break
                 return {key: metadata.get(f"laya_{key}", "?") for key in KEYS}
     raise ValueError("it has no description")
 

@@ -4,7 +4,7 @@ Owns the two maps of a checkpoint and the calibration file that replaces them. D
 """
 
 import json
-import math
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,7 +75,8 @@ def read_calibration(path: str | Path) -> Temperatures:
 
 
 def _clamp(name: str, value: object, changed: list[str]) -> float:
-    finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # An integer too large for a float is not finite either; to compare it needs no conversion.
+    finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     clamped = min(max(float(value), LOWEST), HIGHEST) if finite else 1.0  # type: ignore[arg-type]
     if clamped != value:
         changed.append(f"{name} {value!r} -> {clamped}")

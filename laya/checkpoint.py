@@ -57,11 +57,15 @@ class Limits:
 
 
 def open_checkpoint(
-    location: Location, expected_sha256: Mapping[str, str] | None = None, limits: Limits | None = None
+    location: Location,
+    expected_sha256: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
+    temperatures: Temperatures | None = None,
 ) -> Checkpoint:
     """Verify and read everything but the weights' values.
 
-    `expected_sha256` maps paths relative to the checkpoint to hex digests, compared before anything is parsed. Raises
+    `expected_sha256` maps paths relative to the checkpoint to hex digests, compared before anything is parsed;
+    `temperatures` replace the shipped ones. Raises
     CheckpointError, which names the file, the key, what was expected and what was found.
     """
     digests = _digest_files(location.path, expected_sha256 or {})
@@ -88,7 +92,7 @@ def open_checkpoint(
         head_max_len=head,
         amp_dtype=amp_dtype,
         model_name=str(agent.get("model_name", "rl-agent")),
-        temperatures=read_temperatures(agent, f"{location.name}: {AGENT_CONFIG}"),
+        temperatures=temperatures or read_temperatures(agent, f"{location.name}: {AGENT_CONFIG}"),
         model_config=config,
     )
 

@@ -1,10 +1,12 @@
 """A planned batch as tensors on a device. Owns how they are filled; `packing` chose what is in the batch."""
 
+import functools
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from laya.inputs import LEAST_MARKERS, ModelInputs
 from laya.packing import Batch
@@ -22,19 +24,35 @@ def collate(encoded: EncodedSequences, batch: Batch, device: torch.device) -> Mo
     there = columns < counts[:, None]
     within = encoded.markers[np.where(there, encoded.marker_offsets[index, None] + columns, 0)]
     longest = int(lengths.max())
-    return ModelInputs(
-        input_ids=_to_device(encoded.token_ids[encoded.offsets[index][sequence] + positions], device),
-        positions=_to_device(positions, device),
-        sequence=_to_device(sequence, device),
-        offsets=_to_device(offsets.astype(np.int32), device),
-        markers=_to_device(offsets[:-1, None] + np.where(there, within, 0), device),
-        marker_counts=_to_device(counts, device),
-        qtype=_to_device(encoded.types[index], device),
+    inputs = ModelInputs(
+        input_ids=_tensor(encoded.token_ids[encoded.offsets[index][sequence] + positions]),
+        positions=_tensor(positions),
+        sequence=_tensor(sequence),
+        offsets=_tensor(offsets.astype(np.int32)),
+        markers=_tensor(offsets[:-1, None] + np.where(there, within, 0)),
+        marker_counts=_tensor(counts),
+        qtype=_tensor(encoded.types[index]),
         longest=longest,
         equal=len(index) * longest == offsets[-1],
     )
+    return inputs if device.type == "cpu" else _send(inputs, device)
 
 
-def _to_device(array: NDArray[np.signedinteger[Any]], device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+def _tensor(array: NDArray[np.signedinteger[Any]]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _send(inputs: ModelInputs, device: torch.device) -> ModelInputs:
+    """To a GPU, by a stream of its own, so that the copies do not wait for the pass that is running."""
+    reading, copying = torch.cuda.current_stream(device), _copying_stream(device)
+    with torch.cuda.stream(copying):
+        tensors = [tensor.pin_memory().to(device, non_blocking=True) for tensor in inputs.tensors]
+    reading.wait_stream(copying)
+    for tensor in tensors:
+        tensor.record_stream(reading)  # or its memory might be taken for the next copy before it has been read
+    return ModelInputs(*tensors, inputs.longest, inputs.equal)  # type: ignore[arg-type, call-arg]  # as many
+
+
+@functools.cache
+def _copying_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -58,9 +58,9 @@ def detect_language(state: Any) -> Detection:
 def read_language(given: str | None) -> str | None:
     """The language that a caller names (`de`, `en-GB`, `English`, `en_US.UTF-8`), in small letters and without region.
 
-    None when the name says nothing: null, empty, `und`.
+    None when the name says nothing: null (or what a data frame has instead), empty, `und`.
     """
-    language = _SEPARATORS.split((given or "").strip().lower(), maxsplit=1)[0]
+    language = _SEPARATORS.split((given if isinstance(given, str) else "").strip().lower(), maxsplit=1)[0]
     return None if language in _NOT_GIVEN else ENGLISH if language in ("eng", "english") else language
 
 

@@ -21,15 +21,19 @@ class Operations:
         return PaddedAttention(inputs, spec)
 
     def gated(self, x: Tensor, projection: nn.Linear) -> Tensor:
-        """GeGLU (Shazeer 2020, arXiv:2002.05202): the projection's first half, through exact GELU, times its second."""
-        projected: Tensor = projection(x)
-        value, gate = projected.chunk(2, dim=-1)
-        return F.gelu(value) * gate
+        """`geglu` of the projection."""
+        return geglu(projection(x))
 
     def add_norm(self, hidden: Tensor, update: Tensor, norm: nn.LayerNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """hidden + update in float32, and its norm as `dtype`."""
         hidden = hidden + update
         return hidden, norm(hidden).to(dtype)
+
+
+def geglu(projected: Tensor) -> Tensor:
+    """The first half (T, d), through exact GELU, times the second (Shazeer 2020, arXiv:2002.05202)."""
+    value, gate = projected.chunk(2, dim=-1)
+    return F.gelu(value) * gate
 
 
 class PackedOperations(Operations):

@@ -17,7 +17,7 @@ FORWARD_COST_TOKENS = 512
 CPU_MAX_TOKENS = 2_048
 
 # Below this many tokens a GPU waits for the launches, and a recorded graph is replayed instead.
-GRAPH_TOKENS = (64, 128, 256, 512, 1024, 2048, 4096)
+GRAPH_TOKENS = (64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 GRAPH_TOKENS_PER_SEQUENCE = 16
 GRAPH_MARKERS = 16
 

@@ -96,15 +96,16 @@ class Router:
         `languages` has one language or None for each state, None: all are detected. `options` are those of
         `Agent.predict_batch`. Raises LayaError as that does, before any checkpoint is loaded where it can.
         """
-        if languages is not None and len(languages) != len(states):
+        if isinstance(languages, str):
+            raise LayaError(f"languages: expected one for each state, or None, found the text {languages!r}")
+        if languages is None:
+            languages = [None] * len(states)
+        if len(languages) != len(states):
             raise LayaError(f"{len(languages)} languages for {len(states)} states: expected one for each, or None")
         check_questions(questions)
         for index, state in enumerate(states):
             _check_state(index, state)
-        routes = [
-            self.route(state, language, checkpoint)
-            for state, language in zip(states, languages or [None] * len(states), strict=True)
-        ]
+        routes = [self.route(state, language, checkpoint) for state, language in zip(states, languages, strict=True)]
         replies: list[dict[str, Any]] = [{} for _ in states]
         for name in dict.fromkeys(route.checkpoint for route in routes):
             group = [index for index, route in enumerate(routes) if route.checkpoint == name]

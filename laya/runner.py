@@ -11,8 +11,9 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from laya.backends.base import Backend, BackendContext
+from laya.backends.base import Backend, BackendContext, is_out_of_memory
 from laya.backends.eager import EagerBackend
 from laya.backends.graphs import no_recording
 from laya.backends.selection import DEFAULT, Choice, Resolution, resolve_backend
@@ -83,7 +84,9 @@ class Runner:
             if not 1 <= length <= max_len:
                 raise LayaError(f"warm-up shape ({sequences}, {length}): expected sequences of 1 to {max_len} tokens")
             shape = (sequences, length, markers[0] if markers else LEAST_MARKERS)
-            logits, _ = backend.forward(synthetic_inputs(shape, backend.device))
+            if min(shape) < 1:
+                raise LayaError(f"warm-up shape {shape}: expected at least one sequence and one marker")
+            logits, _ = forward(backend, synthetic_inputs(shape, backend.device))
             logits.cpu()  # waits for the device, so that its errors surface here
 
     def warmup(self, shapes: Iterable[tuple[int, ...]]) -> None:
@@ -115,7 +118,9 @@ class Runner:
         try:
             with self._gate.shared():
                 return run(self.backend, collate(encoded, batch, self.backend.device))
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             model, device = self.context.model, self.context.device
             # An agent on a graph alone has no parameters that could run elsewhere.
             if len(batch) == 1 and (device.type == "cpu" or next(model.parameters()).is_meta):
@@ -183,9 +188,15 @@ class Launched:
         return self.logits
 
 
+def forward(backend: Backend, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+    """The backend's own precision, whatever the caller has told torch."""
+    with torch.autocast(inputs.input_ids.device.type, enabled=False):
+        return backend.forward(inputs)
+
+
 def run(backend: Backend, inputs: ModelInputs) -> Launched:
     """Queue a forward pass and the copy of what comes out of it."""
-    logits, act = backend.forward(inputs)
+    logits, act = forward(backend, inputs)
     if logits.device.type != "cuda":
         return Launched(Logits(logits.numpy(), act.numpy()))
     host = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in (logits, act)]

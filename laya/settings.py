@@ -27,7 +27,7 @@ def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     return Settings(
         cuda_amp=_choice(environ, "LAYA_CUDA_AMP", ("fp16", "bf16")),
         cpu_amp=_choice(environ, "LAYA_CPU_AMP", ("bf16",)),
-        compile_warmup=_choice(environ, "LAYA_COMPILE_WARMUP", ("0", "1")) != "0",
+        compile_warmup=_choice(environ, "LAYA_COMPILE_WARMUP", ("0", "1", "false", "true")) not in ("0", "false"),
         cache_dir=(xdg if xdg.is_absolute() else home / ".cache") / "laya",
         inductor_cache_dir=Path(inductor).expanduser() if inductor else home / ".cache" / "laya" / "inductor",
     )

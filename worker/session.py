@@ -20,6 +20,7 @@ from jobs.settings import Settings
 from jobs.store import leases, recovery, workers
 from jobs.store.database import Database
 from jobs.submission import resolve_checkpoint
+from laya.backends.base import is_out_of_memory
 from laya.packing import default_limits
 from laya.residents import Residents
 from schemas.job import ROUTED_TO, ROUTER, Claim
@@ -34,6 +35,18 @@ HEARTBEATS_PER_LEASE = 4
 
 class CheckpointChangedError(LayaBatchError):
     """A job's checkpoint is not, on this worker, the one that began to score it."""
+
+
+def warm_what_fits(agent: laya.Agent, sequences: int, length: int) -> None:
+    """Warm for batches of that shape, or of as many sequences as there is memory for: larger ones will be split."""
+    while sequences:
+        try:
+            return agent.warmup([(sequences, length)])
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        sequences //= 2
+    return None  # such a sequence will run on the CPU
 
 
 @dataclass
@@ -69,7 +82,8 @@ class Session:
     def _load_agent(self, asked: tuple[str, str]) -> laya.Agent:
         checkpoint, backend = asked
         agent = laya.load(checkpoint, backend=backend)
-        agent.warmup(agent.warmup_shapes(self.limits_of(agent)))
+        for sequences, length in agent.warmup_shapes(self.limits_of(agent)):
+            warm_what_fits(agent, sequences, length)
         return agent
 
     def agent_of(self, claim: Claim, route: str | None = None) -> laya.Agent:

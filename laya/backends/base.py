@@ -89,5 +89,11 @@ class ModelBackend(Backend):
         return self._operations.padded
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a device; CUDA itself and its libraries say so in words alone."""
+    words = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(said in str(error) for said in words)
+
+
 # Imports what the backend needs when it is called; raises BackendError with the reason when it cannot run.
 BackendFactory = Callable[[BackendContext], Backend]

@@ -20,7 +20,6 @@ from laya.inputs import LEAST_MARKERS, ModelInputs, widen
 from laya.model import DecisionModel
 from laya.operations import Operations, choose_operations
 
-MODES = ("default", "reduce-overhead")
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 Step = Callable[..., tuple[Tensor, Tensor]]
@@ -119,8 +118,6 @@ def build_compile(context: BackendContext) -> Backend:
     options = context.compiling
     if context.device.type != "cuda" and not options.cpu:
         raise BackendUnavailableError(f"it compiles for CUDA, and the device is {context.device.type}")
-    if options.mode not in MODES:
-        raise BackendError(f"compile_mode: expected {' or '.join(MODES)}, found {options.mode!r}")
     if options.cache_dir is not None:
         try:
             keep_compiled(options.cache_dir)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laya.backends.base import is_out_of_memory
 from laya.inputs import ModelInputs, widen
 from laya.packing import GraphShape, graph_shape
 
@@ -69,7 +70,7 @@ class Graphed:
         except BaseException as error:  # torch may not use the pool of a recording that failed again
             self._room = False
             self._recordings.clear()
-            if not isinstance(error, torch.OutOfMemoryError):
+            if not is_out_of_memory(error):
                 raise
         return self._room
 

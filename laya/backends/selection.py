@@ -10,6 +10,7 @@ from laya.settings import Settings
 
 DEFAULT = "eager"
 AUTO = "auto"
+MODES = ("default", "reduce-overhead")  # of the flag `compile`
 
 
 def _eager(context: BackendContext) -> Backend:
@@ -80,8 +81,13 @@ class Resolution:
 
 
 def choose_backend(backend: str | None, flags: Flags, settings: Settings) -> Choice:
-    """One choice out of an explicit name and the older flags it beats. Raises BackendError when it is unknown."""
+    """One choice out of an explicit name and the older flags it beats.
+
+    Raises BackendError when it is unknown, or is the flag `compile` in an unknown mode.
+    """
     if backend is None and flags.compile and not flags.fast:
+        if flags.compile_mode not in MODES:
+            raise BackendError(f"compile_mode: expected {' or '.join(MODES)}, found {flags.compile_mode!r}")
         options = CompileOptions(flags.compile_mode, cpu=True, warm=flags.compile_warmup, best_effort=True)
         if flags.compile_cache:
             options = replace(options, cache_dir=settings.cache_dir / "torchinductor", cache_required=True)
@@ -98,7 +104,7 @@ def resolve_backend(
     """Build and warm the backend chosen, or eager with one RuntimeWarning that says why.
 
     With `strict`, a backend that cannot run raises BackendError instead. `auto` silently passes over those that this
-    machine or model is not for. `warm` runs a backend once; what it raises keeps the backend from being used.
+    machine or model is not for, even so. `warm` runs a backend once; what it raises keeps the backend from being used.
     """
     context = replace(context, compiling=choice.compiling)
     reasons: list[str] = []
@@ -110,7 +116,7 @@ def resolve_backend(
                 reasons.append(f"backend {name!r} cannot run: {error}")
         except BackendError as error:
             reasons.append(f"backend {name!r} cannot run: {error}")
-        if strict and choice.name != AUTO:
+        if strict and reasons:
             raise BackendError(reasons[0])
     return _explain(reasons, FACTORIES[DEFAULT](context))
 

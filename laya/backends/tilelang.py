@@ -31,7 +31,7 @@ class TileLangAttention(PackedAttention):
         self._tiles = tiles
 
     def encode(self, x: Tensor, projection: nn.Linear, full: bool) -> Tensor:
-        inputs, table, tile = self.inputs, self._table(full), self._tiles.qkv
+        inputs, table, tile = self.inputs, self._table(full), self._tiles.qkv_of(len(x))
         if tile is None:
             qkv = kernels.rope(self.projected(x, projection), inputs.positions, table, inputs.longest)
         else:
@@ -51,9 +51,10 @@ class TileLangOperations(PackedOperations):
         return TileLangAttention(inputs, spec, self._tiles)
 
     def gated(self, x: Tensor, projection: nn.Linear) -> Tensor:
-        if projection.bias is not None:
+        tile = self._tiles.geglu_of(len(x))
+        if projection.bias is not None or tile is None:
             return super().gated(x, projection)
-        return kernels.gemm_geglu(x.to(projection.weight.dtype), projection.weight, tiles=self._tiles)
+        return kernels.gemm_geglu(x.to(projection.weight.dtype), projection.weight, tile=tile)
 
     def add_norm(self, hidden: Tensor, update: Tensor, norm: nn.LayerNorm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         flat, update = hidden.flatten(0, -2), update.flatten(0, -2)
@@ -76,7 +77,7 @@ class TileLangBackend(ModelBackend):
         BackendError when one does not compile.
         """
         config = self._model.config
-        length = min(config.reach + 2, config.max_len)  # where the window begins to hide something
+        length = min(config.reach + 2, config.max_len, BIG_TOKENS - 1)  # where the window begins to hide something
         with gathered() as found, suppress(torch.OutOfMemoryError):
             for tokens in (length, BIG_TOKENS):
                 self._launch(synthetic_inputs((-(-tokens // length), length, 2), self.device))
@@ -110,7 +111,7 @@ def build_tilelang(context: BackendContext) -> Backend:
             backend.compile_kernels()
             row = torch.zeros(1, *norm.normalized_shape, device=context.device)
             kernels.add_ln(row, row.to(context.dtype), norm.weight, norm.bias, norm.eps, context.dtype)
-            torch.cuda.synchronize(context.device)
+            torch.cuda.current_stream(context.device).synchronize()
     except (RuntimeError, ValueError, TypeError) as error:
         raise BackendError(f"a kernel of TileLang's does not run here: {error}") from error
     return backend
@@ -133,7 +134,7 @@ def trace_kernels(config: ModelConfig, dtype: str) -> list[Kernel]:
 def choose_tiles(context: BackendContext) -> Tiles:
     """What was measured for this card and model, or else its architecture's shapes.
 
-    Without one for the projection that rotates what it makes, where this model's cannot.
+    Without those for the projection that rotates what it makes, where this model's cannot.
     """
     config, dtype, found = context.checkpoint.model_config, HALVES[context.dtype], capability(context.device)
     tiles = tiles_for(found)
@@ -141,10 +142,9 @@ def choose_tiles(context: BackendContext) -> Tiles:
         card = torch.cuda.get_device_name(context.device)
         tiles = tuned_tiles(found, kept_file(context.tiles_folder, card, config, dtype))
     hidden = config.hidden_size
-    try:
-        if tiles.qkv is not None and not config.attention_bias:
-            kernels.gemm_rope_kernel(hidden, hidden, hidden // config.heads, dtype, tiles.qkv)
+    if not config.attention_bias:
+        with suppress(ValueError):
+            for tile in filter(None, (tiles.qkv, tiles.qkv_small)):
+                kernels.gemm_rope_kernel(hidden, hidden, hidden // config.heads, dtype, tile)
             return tiles
-    except ValueError:
-        pass
-    return replace(tiles, qkv=None)
+    return replace(tiles, qkv=None, qkv_small=None)

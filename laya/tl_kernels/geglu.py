@@ -13,7 +13,7 @@ from torch import Tensor
 from laya.tl_kernels.arguments import HALVES, architecture, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 from laya.tl_kernels.product import launch, product
-from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, Tiles, tiles_for
+from laya.tl_kernels.tiles import SAFE_GEMM, GemmTile, tiles_for
 
 # The share of a normal distribution beyond z >= 0, as a power of two of this polynomial in z, lowest degree first: a
 # minimax fit of z times that share, which is what GELU takes from z. In float32 it is within 7e-7 of the exact GELU; an
@@ -22,7 +22,7 @@ TAIL = (-1.0000376, -1.1507878, -0.45999261, -0.051827195, 0.0070844724, -0.0004
 
 
 @made_once
-def gemm_geglu_kernel(intermediate: int, k: int, dtype: str = "bfloat16", tile: GemmTile = SAFE.geglu) -> Kernel:
+def gemm_geglu_kernel(intermediate: int, k: int, dtype: str = "bfloat16", tile: GemmTile = SAFE_GEMM) -> Kernel:
     """A kernel for (T, k) and a weight (2 · intermediate, k), in `dtype` with float32 sums; T is free at run time.
 
     Arguments when called: x (T, k), weight (2 · intermediate, k), the number of workers, out (T, intermediate). Both
@@ -64,10 +64,10 @@ def gelu(T: Any, u: Any) -> Any:  # noqa: N803 - the name TileLang's own program
     return T.max(u, T.float32(0)) - z * T.exp2(power)
 
 
-def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None, tiles: Tiles | None = None) -> Tensor:
+def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None, tile: GemmTile | None = None) -> Tensor:
     """gelu(x (T, K) times weight[:I] transposed) · (x times weight[I:] transposed): (T, I), bf16 or fp16.
 
-    `weight` is (2 I, K). `out`, when given, receives the result; `tiles` are the architecture's when None. ValueError
+    `weight` is (2 I, K). `out`, when given, receives the result; `tile` is the architecture's when None. ValueError
     for shapes, dtypes or devices that do not fit together; BackendError away from CUDA, or for more tokens than one
     launch takes.
     """
@@ -80,6 +80,5 @@ def gemm_geglu(x: Tensor, weight: Tensor, out: Tensor | None = None, tiles: Tile
     if odd:
         raise ValueError(f"weight: expected an even number of rows, values then gates, got {weight.shape[0]}")
     out = result(out, (tokens, intermediate), x.dtype, x.device)
-    tiles = tiles or tiles_for(found)
-    tile = tiles.geglu if tokens >= BIG_TOKENS else tiles.geglu_small
+    tile = tile or tiles_for(found).geglu_of(tokens) or SAFE_GEMM
     return launch("gemm_geglu", gemm_geglu_kernel(intermediate, k, dtype, tile), tile, [x, weight], out)

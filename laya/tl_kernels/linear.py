@@ -7,11 +7,11 @@ from torch import Tensor
 from laya.tl_kernels.arguments import HALVES, architecture, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 from laya.tl_kernels.product import launch, product
-from laya.tl_kernels.tiles import BIG_TOKENS, SAFE, GemmTile, tiles_for
+from laya.tl_kernels.tiles import BIG_TOKENS, SAFE_GEMM, GemmTile, tiles_for
 
 
 @made_once
-def gemm_kernel(n: int, k: int, dtype: str = "bfloat16", tile: GemmTile = SAFE.gemm, bias: bool = False) -> Kernel:
+def gemm_kernel(n: int, k: int, dtype: str = "bfloat16", tile: GemmTile = SAFE_GEMM, bias: bool = False) -> Kernel:
     """A kernel for (T, k) times (n, k) transposed, in `dtype` with float32 sums; T is free at run time.
 
     Arguments when called: x (T, k), weight (n, k), then bias (n) if `bias`, then the number of workers, then out
@@ -35,7 +35,7 @@ def gemm_kernel(n: int, k: int, dtype: str = "bfloat16", tile: GemmTile = SAFE.g
     if bias:
 
         @T.prim_func
-        def biased(
+        def gemm_biased_program(
             x: T.Tensor((tokens, k), dtype),
             weight: T.Tensor((n, k), dtype),
             offset: T.Tensor((n,), dtype),
@@ -44,10 +44,10 @@ def gemm_kernel(n: int, k: int, dtype: str = "bfloat16", tile: GemmTile = SAFE.g
         ) -> None:
             body(x, weight, offset, workers, out)
 
-        return Kernel(biased)
+        return Kernel(gemm_biased_program)
 
     @T.prim_func
-    def plain(
+    def gemm_program(
         x: T.Tensor((tokens, k), dtype),
         weight: T.Tensor((n, k), dtype),
         workers: T.int32,
@@ -55,7 +55,7 @@ def gemm_kernel(n: int, k: int, dtype: str = "bfloat16", tile: GemmTile = SAFE.g
     ) -> None:
         body(x, weight, weight, workers, out)
 
-    return Kernel(plain)
+    return Kernel(gemm_program)
 
 
 def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:

@@ -67,7 +67,7 @@ def add_ln_kernel(  # noqa: C901 - one program; its loops are over tiles
     if bias:
 
         @T.prim_func
-        def biased(  # noqa: PLR0913, PLR0917 - the buffers of the launch
+        def add_ln_biased_program(  # noqa: PLR0913, PLR0917 - the buffers of the launch
             hidden: T.Tensor((tokens, width), "float32"),
             delta: T.Tensor((tokens, width), incoming),
             weight: T.Tensor((width,), "float32"),
@@ -78,10 +78,10 @@ def add_ln_kernel(  # noqa: C901 - one program; its loops are over tiles
         ) -> None:
             body(hidden, delta, weight, offset, eps, summed, normed)
 
-        return Kernel(biased)
+        return Kernel(add_ln_biased_program)
 
     @T.prim_func
-    def plain(
+    def add_ln_program(
         hidden: T.Tensor((tokens, width), "float32"),
         delta: T.Tensor((tokens, width), incoming),
         weight: T.Tensor((width,), "float32"),
@@ -91,7 +91,7 @@ def add_ln_kernel(  # noqa: C901 - one program; its loops are over tiles
     ) -> None:
         body(hidden, delta, weight, weight, eps, summed, normed)
 
-    return Kernel(plain)
+    return Kernel(add_ln_program)
 
 
 def add_ln(  # noqa: PLR0913, PLR0917 - the layer norm's own arguments, and the two results

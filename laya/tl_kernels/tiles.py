@@ -1,8 +1,8 @@
 """Which tile shapes a kernel is built with: a small table per architecture, and what may be measured instead of it.
 
 Owns the table, its named alternatives, and where `tune` keeps which of them a card is fastest with. The sm_90 shapes
-for many tokens are those that measured fastest on an H200 at 32,768 and 65,536 of the large shape, or within the spread
-of it; those of sm_80 and sm_89 are chosen to fit shared memory (163 and 99 KiB a block), unmeasured.
+are those that measured fastest on an H200, at 64 to 65,536 tokens of the large shape, or within the spread of it; those
+of sm_80 and sm_89 are chosen to fit shared memory (163 and 99 KiB a block), unmeasured.
 """
 
 import hashlib
@@ -12,10 +12,12 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from laya.model import ModelConfig
 from laya.tl_kernels.kernel import tilelang
 
-BIG_TOKENS = 8192  # from here the large tiles fill the chip
+BIG_TOKENS = 256  # from here what is for large batches is faster
 
 
 @dataclass(frozen=True)
@@ -54,27 +56,37 @@ class AttnTile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The shapes of one architecture. GEGLU's columns are counted in outputs, of which each takes two products.
+    """The shapes of one architecture, `_small` ones for fewer than BIG_TOKENS. GEGLU's columns are counted in outputs,
+    of which each takes two products.
 
-    `qkv` is that of the product which rotates what it makes; None where the library's product and a rotation after it
-    are as fast.
+    `qkv` is that of the product which rotates what it makes. None stands for the library's product, and what is fused
+    done after it.
     """
 
     gemm: GemmTile
     gemm_small: GemmTile
     qkv: GemmTile | None
-    geglu: GemmTile
-    geglu_small: GemmTile
+    qkv_small: GemmTile | None
+    geglu: GemmTile | None
+    geglu_small: GemmTile | None
     attn: AttnTile
     attn_window: AttnTile
 
+    def qkv_of(self, tokens: int) -> GemmTile | None:
+        return self.qkv if tokens >= BIG_TOKENS else self.qkv_small
 
+    def geglu_of(self, tokens: int) -> GemmTile | None:
+        return self.geglu if tokens >= BIG_TOKENS else self.geglu_small
+
+
+SAFE_GEMM = GemmTile(64, 64, 32, 2, 128)
 SAFE = Tiles(
-    gemm=GemmTile(64, 64, 32, 2, 128),
-    gemm_small=GemmTile(64, 64, 32, 2, 128),
+    gemm=SAFE_GEMM,
+    gemm_small=SAFE_GEMM,
     qkv=None,
-    geglu=GemmTile(64, 64, 32, 2, 128),
-    geglu_small=GemmTile(64, 64, 32, 2, 128),
+    qkv_small=None,
+    geglu=SAFE_GEMM,
+    geglu_small=SAFE_GEMM,
     attn=AttnTile(64, 64, 1, 128),
     attn_window=AttnTile(64, 64, 1, 128),
 )
@@ -84,6 +96,7 @@ TABLE: dict[tuple[int, int], Tiles] = {
         gemm=GemmTile(128, 128, 64, 5, 384, turns=True),
         gemm_small=GemmTile(128, 128, 64, 4, 256, bulk=True),
         qkv=GemmTile(128, 128, 64, 5, 384, turns=True),
+        qkv_small=None,
         geglu=GemmTile(128, 64, 64, 6, 384, turns=True),
         geglu_small=GemmTile(64, 64, 64, 4, 128, bulk=True),
         attn=AttnTile(64, 64, 1, 128),
@@ -93,6 +106,7 @@ TABLE: dict[tuple[int, int], Tiles] = {
         gemm=GemmTile(128, 128, 32, 4, 256),
         gemm_small=GemmTile(64, 128, 32, 4, 128),
         qkv=None,
+        qkv_small=None,
         geglu=GemmTile(128, 64, 32, 4, 256),
         geglu_small=GemmTile(64, 64, 32, 4, 128),
         attn=AttnTile(64, 64, 1, 128),
@@ -102,6 +116,7 @@ TABLE: dict[tuple[int, int], Tiles] = {
         gemm=GemmTile(128, 128, 32, 3, 256),
         gemm_small=GemmTile(64, 128, 32, 3, 128),
         qkv=None,
+        qkv_small=None,
         geglu=GemmTile(128, 64, 32, 3, 256),
         geglu_small=GemmTile(64, 64, 32, 3, 128),
         attn=AttnTile(64, 64, 1, 128),
@@ -114,25 +129,31 @@ TABLE: dict[tuple[int, int], Tiles] = {
 ALTERNATIVES: dict[tuple[int, int], dict[str, dict[str, GemmTile | AttnTile | None]]] = {
     (9, 0): {
         "qkv": {"turns": TABLE[9, 0].qkv, "library": None},
-        "geglu": {"turns": TABLE[9, 0].geglu, "blocks": GemmTile(128, 128, 64, 4, 256, bulk=True)},
+        "qkv_small": {"library": None, "turns": TABLE[9, 0].qkv},
+        "geglu": {
+            "turns": TABLE[9, 0].geglu,
+            "blocks": GemmTile(128, 128, 64, 4, 256, bulk=True),
+            "library": None,
+        },
         "geglu_small": {
             "64 x 64": TABLE[9, 0].geglu_small,
             "128 x 64": GemmTile(128, 64, 64, 4, 256, bulk=True),
             "turns": TABLE[9, 0].geglu,
+            "library": None,
         },
         "attn": {"64 x 64": TABLE[9, 0].attn, "128 x 64": AttnTile(128, 64, 1, 256)},
         "attn_window": {"4 resident": TABLE[9, 0].attn_window, "any resident": AttnTile(64, 64, 1, 128)},
     },
     (8, 0): {
         "qkv": {"library": None, "128 x 128": GemmTile(128, 128, 32, 4, 256)},
-        "geglu": {"128 x 64": TABLE[8, 0].geglu, "128 x 128": GemmTile(128, 128, 32, 3, 256)},
-        "geglu_small": {"64 x 64": TABLE[8, 0].geglu_small, "128 x 64": TABLE[8, 0].geglu},
+        "geglu": {"128 x 64": TABLE[8, 0].geglu, "128 x 128": GemmTile(128, 128, 32, 3, 256), "library": None},
+        "geglu_small": {"64 x 64": TABLE[8, 0].geglu_small, "128 x 64": TABLE[8, 0].geglu, "library": None},
         "attn": {"64 x 64": TABLE[8, 0].attn, "128 x 64": AttnTile(128, 64, 1, 256)},
     },
     (8, 9): {
         "qkv": {"library": None, "128 x 128": GemmTile(128, 128, 32, 3, 256)},
-        "geglu": {"128 x 64": TABLE[8, 9].geglu, "64 x 64": TABLE[8, 9].geglu_small},
-        "geglu_small": {"64 x 64": TABLE[8, 9].geglu_small, "128 x 64": TABLE[8, 9].geglu},
+        "geglu": {"128 x 64": TABLE[8, 9].geglu, "64 x 64": TABLE[8, 9].geglu_small, "library": None},
+        "geglu_small": {"64 x 64": TABLE[8, 9].geglu_small, "128 x 64": TABLE[8, 9].geglu, "library": None},
         "attn": {"64 x 64": TABLE[8, 9].attn, "128 x 64": AttnTile(128, 64, 1, 256)},
     },
 }
@@ -166,6 +187,7 @@ def kept_file(folder: Path, card: str, config: ModelConfig, dtype: str) -> Path:
 
 
 def made_with(capability: tuple[int, int]) -> str:
-    """What a measurement stands and falls with: TileLang's version, and the shapes that were compared."""
+    """What a measurement stands and falls with: TileLang, torch with its library, and the shapes that were compared."""
     shapes = repr((TABLE.get(capability), ALTERNATIVES.get(capability)))
-    return f"TileLang {tilelang().__version__}, shapes {hashlib.sha256(shapes.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(shapes.encode()).hexdigest()[:12]
+    return f"TileLang {tilelang().__version__}, torch {torch.__version__}, shapes {digest}"

@@ -29,12 +29,16 @@ WORDS = {
 }
 
 
-def make_faulty(monkeypatch: pytest.MonkeyPatch, folder: Path, checkpoint: Path, delay_s: float = 0.0) -> None:
-    """Give the workers that the test starts from now on a backend that breaks at these words."""
+def make_faulty(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, checkpoint: Path, delay_s: float = 0.0, most: int | None = None
+) -> None:
+    """Give the workers that the test starts from now on a backend that breaks at these words, and with more sequences
+    than `most`.
+    """
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer" / "tokenizer.json"))
     marks = {deed: tokenizer.encode(word, add_special_tokens=False).ids for deed, word in WORDS.items()}
     asked = folder / "faulty-backend.json"
-    asked.write_text(json.dumps({"marks": marks, "delay_s": delay_s}), encoding="utf-8")
+    asked.write_text(json.dumps({"marks": marks, "delay_s": delay_s, "most": most}), encoding="utf-8")
     monkeypatch.setenv("FAULT_BACKEND", str(asked))
     monkeypatch.setenv("PYTHONPATH", str(FOLDER))
 

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 import jobs
-from schemas.tables import row_errors, shards, workers
+from schemas.tables import batches, row_errors, shards, workers
 from tests.faults import poisoned
 from tests.faults.poisoned import WORDS, check_rows, finish, make_faulty, submit
 from tests.faults.report import FaultReport
@@ -36,6 +36,22 @@ def write(service: Service, count: int, words: dict[int, str]) -> Path:
     for row, deed in words.items():
         texts[row] = f"{WORDS[deed]} {texts[row]}"
     return write_tickets(service.folder / "in" / "a.parquet", list(texts))
+
+
+def test_batches_without_room_are_split_and_their_records_say_so(
+    service: Service, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path
+) -> None:
+    make_faulty(monkeypatch, service.folder, tiny_checkpoint, most=3)
+    service.start_worker()
+    job = finish(service, submit(service, write(service, 60, {})))
+    assert job.status is jobs.JobStatus.SUCCEEDED
+    check_rows(service, job, {})
+    recorded = service.query(sa.select(batches.c.sequences, batches.c.memory_splits, batches.c.cpu_sequences))
+    assert max(row.sequences for row in recorded) > 3
+    for row in recorded:
+        assert row.memory_splits >= -(-row.sequences // 3) - 1, row
+        assert (row.memory_splits == 0) == (row.sequences <= 3)
+        assert row.cpu_sequences == 0
 
 
 def count_deaths(service: Service) -> int:

@@ -1,7 +1,8 @@
 """On the PYTHONPATH of a test's workers: makes the eager backend one that certain texts can break.
 
-The environment's FAULT_BACKEND names a JSON file: `marks`, which token ids do what, and `delay_s` for each batch. The
-product knows nothing of it: the backend is replaced in the engine's table when that is imported.
+The environment's FAULT_BACKEND names a JSON file: `marks`, which token ids do what, `delay_s` for each batch, and
+`most`, how many sequences there is memory for. The product knows nothing of it: the backend is replaced in the engine's
+table when that is imported.
 """
 
 import ctypes
@@ -49,6 +50,8 @@ def replace_eager(table):
             time.sleep(asked["delay_s"])
             ids, edges = inputs.input_ids.tolist(), inputs.offsets.tolist()
             rows = [" ".join(map(str, ids[start:end])) for start, end in itertools.pairwise(edges)]
+            if len(rows) > (asked["most"] or len(rows)):
+                raise sys.modules["torch"].OutOfMemoryError("no room")
             for deed, ids in asked["marks"].items():
                 if any(" ".join(map(str, ids)) in row for row in rows):
                     DEEDS[deed](broken)

@@ -11,7 +11,7 @@ from tests.checkpoints import CheckpointSpec, make_checkpoint
 
 @pytest.fixture(autouse=True)
 def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LAYA_CUDA_AMP", "LAYA_CPU_AMP"):
+    for name in ("LAYA_CUDA_AMP", "LAYA_CPU_AMP", "LAYA_COMPILE_WARMUP", "LAYA_INDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
 
 

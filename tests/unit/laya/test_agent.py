@@ -2,6 +2,8 @@ import json
 import subprocess
 import sys
 import threading
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 import laya
 from laya.packing import bucket_length
+from tests.checkpoints import CheckpointSpec
 
 QUESTIONS: dict[str, Any] = {
     "topic": {"type": "choice", "instructions": "Which?", "criteria": {"a": "x", "b": None, 3: "z"}},
@@ -124,6 +127,19 @@ def test_load_takes_limits_calibration_and_digests(checkpoint_path: Path, tmp_pa
     assert agent.predict("long " * 100, QUESTIONS)["usage"]["input_tokens"] == 3 * 64
     with pytest.raises(laya.CheckpointError, match="sha256"):
         laya.load(checkpoint_path, expected_sha256={"model.safetensors": "00"})
+
+
+def test_shipped_temperatures_that_a_calibration_replaces_are_not_warned_about(
+    make: Callable[[CheckpointSpec], Path], tmp_path: Path
+) -> None:
+    path = make(CheckpointSpec(agent={"temperature": [0.1, 1, 1]}))
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps({"temperature": [2, 2, 2]}))
+    with pytest.warns(RuntimeWarning, match="choice 0.1 -> 0.5"):
+        laya.load(path, device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert laya.load(path, device="cpu", calibration=file).temperatures.of("choice", 3) == 2.0
 
 
 def test_bf16_on_a_cpu_is_opt_in(checkpoint_path: Path, agent: laya.Agent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,15 @@ def test_what_ends_the_process_that_loads_it_is_never_written(
     assert list((tmp_path / "made").iterdir()) == []
 
 
+def test_an_artifact_goes_where_it_can_be_found(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laya.aot.write_artifact", lambda *arguments: arguments[-1].touch())
+    assert agent.export_aot(tmp_path).parent == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert agent.export_aot("~/a.pt2") == tmp_path / "a.pt2"
+    with pytest.raises(laya.BackendError, match=r"a\.so: expected a folder, or a file that ends in \.pt2"):
+        agent.export_aot(tmp_path / "a.so")
+
+
 def test_what_does_not_compile_is_told_in_the_compiler_s_words(
     agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +162,14 @@ def test_what_is_no_artifact_is_refused_by_name(checkpoint: Checkpoint, tmp_path
     with zipfile.ZipFile(tmp_path / "b.pt2", "w") as archive:
         archive.writestr("a_metadata.json", "{}")
     assert "it holds no program" in str(misfit(tmp_path / "b.pt2", wanted))
+    with zipfile.ZipFile(tmp_path / "d.pt2", "w") as archive:
+        archive.writestr("a.so", "")
+        archive.writestr("a_metadata.json", "[]")
+    assert "it has no description" in str(misfit(tmp_path / "d.pt2", wanted))
+    damaged = bytearray(zipped := write(tmp_path / "e.pt2", wanted).read_bytes())
+    damaged[zipped.index(b"_metadata.json") + len("_metadata.json") + 2] ^= 0xFF
+    (tmp_path / "e.pt2").write_bytes(damaged)
+    assert "expected an artifact of laya.export_aot" in str(misfit(tmp_path / "e.pt2", wanted))
     with zipfile.ZipFile(tmp_path / "c.pt2", "w") as archive:
         archive.writestr("a.so", "no program")
     assert "it has no description" in str(misfit(tmp_path / "c.pt2", wanted))

@@ -134,6 +134,28 @@ def test_auto_says_so_when_one_for_this_machine_is_broken(
     assert own_agent.fallback_reason == "backend 'tilelang' cannot run: its wheels are square"
 
 
+def test_strict_auto_raises_when_one_for_this_machine_is_broken(
+    own_agent: laya.Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factories = {**selection.FACTORIES, "tilelang": cannot_run, "compile": not_for_this_machine}
+    monkeypatch.setattr(selection, "FACTORIES", factories)
+    with pytest.raises(BackendError, match="'tilelang' cannot run: its wheels are square"):
+        own_agent.set_backend("auto", strict=True)
+    assert (own_agent.backend, own_agent.fallback_reason) == ("eager", None)
+
+
+def test_a_caller_s_autocast_changes_nothing(own_agent: laya.Agent) -> None:
+    expected = own_agent.predict("a state", QUESTIONS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert own_agent.predict("a state", QUESTIONS) == expected
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (2, 16, 0)])
+def test_a_warm_up_shape_of_nothing_is_refused(own_agent: laya.Agent, shape: tuple[int, ...]) -> None:
+    with pytest.raises(laya.LayaError, match="expected at least one sequence and one marker"):
+        own_agent.warmup([shape])
+
+
 def test_a_backend_runs_is_removed_and_leaves_the_model_alone(
     own_agent: laya.Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

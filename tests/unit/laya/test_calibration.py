@@ -46,6 +46,11 @@ def test_temperatures_within_the_limits_give_no_warning() -> None:
         assert read_temperatures({}, "x").of("choice", 2) == 1.0
 
 
+def test_an_integer_beyond_all_floats_is_not_finite() -> None:
+    with pytest.warns(RuntimeWarning, match=r"choice 10{400} -> 1\.0"):
+        assert read_temperatures({"temperature": [10**400, 1, 1]}, "x").of("choice", 2) == 1.0
+
+
 def test_a_calibration_file_is_read_with_its_version(tmp_path: Path) -> None:
     file = tmp_path / "calibration.json"
     file.write_text(json.dumps({"temperature": [1, 2, 3], "temperature_by_options": {"noul:2": 4}, "version": 7}))

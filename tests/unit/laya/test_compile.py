@@ -194,7 +194,8 @@ def test_settings_say_where_caches_are() -> None:
     assert read_settings({"HOME": "/h", "XDG_CACHE_HOME": "relative"}).cache_dir == Path("/h/.cache/laya")
     read = read_settings({"HOME": "/h", "LAYA_INDUCTOR_CACHE_DIR": "/i", "LAYA_COMPILE_WARMUP": "0"})
     assert (read.inductor_cache_dir, read.compile_warmup) == (Path("/i"), False)
-    with pytest.raises(laya.LayaError, match="LAYA_COMPILE_WARMUP='maybe': expected 0 or 1"):
+    assert not read_settings({"LAYA_COMPILE_WARMUP": "false"}).compile_warmup
+    with pytest.raises(laya.LayaError, match="LAYA_COMPILE_WARMUP='maybe': expected 0 or 1 or false or true"):
         read_settings({"LAYA_COMPILE_WARMUP": "maybe"})
     assert Settings().compile_warmup
 

@@ -17,6 +17,7 @@ from laya import runner
 from laya.backends import selection
 from laya.backends.eager import EagerBackend
 from laya.inputs import ModelInputs
+from worker.session import warm_what_fits
 
 CUDA = torch.cuda.is_available()
 QUESTIONS: dict[str, Any] = {
@@ -65,6 +66,36 @@ def test_on_a_cpu_a_single_sequence_without_room_is_an_error(
         small.predict_batch(STATES, QUESTIONS)
     monkeypatch.setattr(SmallBackend, "most", 1)
     assert len(small.predict_batch(STATES, QUESTIONS)) == len(STATES)
+
+
+@pytest.mark.parametrize("words", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"])
+def test_cuda_says_it_in_words_too(
+    small: laya.Agent, agent: laya.Agent, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    def forward(self: SmallBackend, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+        if len(inputs.qtype) > 5:
+            raise RuntimeError(words)
+        return EagerBackend.forward(self, inputs)
+
+    monkeypatch.setattr(SmallBackend, "forward", forward)
+    assert small.predict_batch(STATES, QUESTIONS) == agent.predict_batch(STATES, QUESTIONS)
+    assert small.degradations.splits > 0
+
+
+def test_a_worker_warms_as_many_as_there_is_room_for(small: laya.Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed: list[int] = []
+    forward = SmallBackend.forward
+
+    def noted(self: SmallBackend, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+        warmed.append(len(inputs.qtype))
+        return forward(self, inputs)
+
+    monkeypatch.setattr(SmallBackend, "forward", noted)
+    warm_what_fits(small, 16, 8)
+    assert warmed == [16, 8, 4, 2]
+    monkeypatch.setattr(SmallBackend, "most", 0)
+    warm_what_fits(small, 2, 8)
+    assert warmed == [16, 8, 4, 2, 2, 1]
 
 
 def test_halves_of_different_width_join_with_absent_options(small: laya.Agent) -> None:

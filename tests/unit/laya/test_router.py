@@ -121,6 +121,8 @@ def test_languages_go_with_their_states(router: laya.Router) -> None:
         ("multilingual", "es"),
         ("english", "en"),
     ]
+    with pytest.raises(laya.LayaError, match="expected one for each state, or None, found the text 'en'"):
+        router.predict_batch(["a", "b"], QUESTIONS, "en")
     with pytest.raises(laya.LayaError, match="2 languages for 1 states"):
         router.predict_batch(["x"], QUESTIONS, ["en", "de"])
 
