@@ -1,11 +1,12 @@
 """Tokens and rows per second of the engine by backend, beside the public package and the device's own ceiling.
 
     python benchmarks/bench_engine.py CHECKPOINT [--backends eager tilelang compile] [--peer .cache/peer] [--out FILE]
+    python benchmarks/bench_engine.py CHECKPOINT --backends tilelang --profile
 
-Three workloads. `bulk`: texts of long-tailed length with three questions each, from encoded sequences to replies
+Two workloads. `bulk`: texts of long-tailed length with three questions each, from encoded sequences to replies
 (`encoded`), the same in the order they came (`encoded, unsorted`), and with tokenising (`predict_batch`). `grid`: from
-one row of one length to as many as a batch takes, encoded. `kernels`, on CUDA: where the device's time goes in `bulk`.
-Every line has the share of the matrix-product rate measured in the same run, and the peak memory. CHECKPOINT is a
+one row of one length to as many as a batch takes, encoded. With `--profile` nothing is timed, which it would slow:
+each line is a step's share of what the GPU does in `bulk`. Every other line has the share of the matrix-product rate measured in the same run, and the peak memory. CHECKPOINT is a
 folder, a name or a Hub id; for speed alone random weights of the same shape serve as well.
 """
 
@@ -43,6 +44,7 @@ import laya
 from laya.packing import PackingLimits, default_limits
 
 COLUMNS = ["backend", "workload", "rows", "row_tokens", "tokens_per_s", "rows_per_s", "matmul_share", "ms", "peak_gb"]
+PROFILE_COLUMNS = ["backend", "step", "ms", "share", "busy"]
 ONE_QUESTION = {"churn": QUESTIONS["churn"]}
 BACKENDS = ("eager", "compile", "tilelang", "aot")
 GRID_ROWS, GRID_WORDS = (1, 8, 64), (4, 96, 224, 480, 992)
@@ -96,8 +98,6 @@ def measure_backend(agent: laya.Agent, states: list[str], texts: list[list[str]]
     _reset_peak(agent)
     seconds = best_seconds(lambda: agent.predict_batch(states, QUESTIONS), agent.device)
     yield rates(agent, "bulk, predict_batch", encoded, seconds)
-    if agent.device.type == "cuda":
-        yield from profile(agent, encoded)
     for some in texts:
         yield measure(agent, "grid", some, ONE_QUESTION, limits)
 
@@ -114,9 +114,12 @@ def measure(
     return rates(agent, workload, encoded, seconds)
 
 
-def profile(agent: laya.Agent, encoded: laya.EncodedSequences) -> Iterator[dict[str, Any]]:
+def profile(agent: laya.Agent, states: list[str]) -> Iterator[dict[str, Any]]:
     """Each step's share of the kernels' time over the bulk workload, and how much of the whole they fill."""
+    encoded = agent.encode(states, agent.prepare(QUESTIONS))
     batches = agent.pack(encoded)
+    for batch in batches:
+        agent.forward(encoded, batch)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in agent.forward_each(encoded, batches):
             pass
@@ -125,13 +128,12 @@ def profile(agent: laya.Agent, encoded: laya.EncodedSequences) -> Iterator[dict[
     spans = [(event.time_range.start, event.time_range.end) for event in kernels]
     spent: dict[str, float] = dict.fromkeys((*STEPS, "else"), 0.0)
     for event, (start, end) in zip(kernels, spans, strict=True):
-        spent[next((step for step, words in STEPS.items() if any(w in event.name for w in words)), "else")] += (
-            end - start
-        )
+        found = (step for step, words in STEPS.items() if any(word in event.name for word in words))
+        spent[next(found, "else")] += end - start
     total = sum(spent.values())
     whole = max(end for _, end in spans) - min(start for start, _ in spans)
     for step, us in spent.items():
-        line = {"backend": agent.backend, "workload": "kernels", "step": step, "ms": round(us / 1000, 3)}
+        line = {"backend": agent.backend, "workload": "bulk, profile", "step": step, "ms": round(us / 1000, 3)}
         yield line | {"share": round(us / total, 4), "busy": round(total / whole, 4)}
 
 
@@ -197,13 +199,14 @@ def measure_all(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         agent.warmup()
         boot_s = round(time.perf_counter() - started, 2)
         held = {"boot_s": boot_s, "warm_gb": round((_reserved(agent) - reserved) / 1e9, 3)}
-        for line in measure_backend(agent, states, texts):
+        lines = profile(agent, states) if options.profile else measure_backend(agent, states, texts)
+        for line in lines:
             yield complete(line | held)
     agent.deaccelerate()
     del agent
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if options.peer:
+    if options.peer and not options.profile:
         workloads = [("bulk, predict_batch", states, QUESTIONS), *(("grid", some, ONE_QUESTION) for some in texts)]
         for line in measure_peer(options.peer, options.checkpoint, workloads, options.peer_backends):
             yield complete(line)
@@ -228,15 +231,18 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=["eager"], help="which to measure (eager)")
     parser.add_argument("--states", type=at_least_one, default=1024, help="texts of the bulk workload (1024)")
     parser.add_argument("--bulk-only", action="store_true", help="leave the grid of rows and lengths out")
+    parser.add_argument("--profile", action="store_true", help="show where the GPU's time goes, instead of timing")
     parser.add_argument("--peer", type=folder, help="folder with the public package, to be measured too")
     parser.add_argument("--peer-backends", nargs="+", default=["eager"], help="which of its backends (eager)")
     parser.add_argument("--commit", help="for the result, where there is no git")
     parser.add_argument("--out", type=results_file, help="append the JSON lines here")
     options = parser.parse_args()
+    if options.profile and not torch.cuda.is_available():
+        parser.error("--profile is for a CUDA device, and torch finds none")
     if Path(options.checkpoint).is_dir():
         options.checkpoint = str(Path(options.checkpoint).resolve())
     with told(parser):
-        publish("Engine", measure_all(options), COLUMNS, options.out)
+        publish("Engine", measure_all(options), PROFILE_COLUMNS if options.profile else COLUMNS, options.out)
 
 
 if __name__ == "__main__":
