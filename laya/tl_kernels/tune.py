@@ -108,7 +108,8 @@ def recorded(run: Callable[[], object]) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         for _ in range(CALLS):
             run()
-    return graph.replay
+    held = graph, run  # whose tensors the graph reads
+    return lambda: held[0].replay()
 
 
 def medians_ms(runs: list[Callable[[], object]], rounds: int = ROUNDS, calls: int = CALLS) -> list[float]:
