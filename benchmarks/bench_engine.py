@@ -5,9 +5,10 @@
 
 Two workloads. `bulk`: texts of long-tailed length with three questions each, from encoded sequences to replies
 (`encoded`), the same in the order they came (`encoded, unsorted`), and with tokenising (`predict_batch`). `grid`: from
-one row of one length to as many as a batch takes, encoded. With `--profile` nothing is timed, which it would slow:
-each line is a step's share of what the GPU does in `bulk`. Every other line has the share of the matrix-product rate measured in the same run, and the peak memory. CHECKPOINT is a
-folder, a name or a Hub id; for speed alone random weights of the same shape serve as well.
+one row of one length to as many as a batch takes, encoded. Every line has the share of the matrix-product rate that was
+measured in the same run, and the peak memory. With `--profile` nothing is timed, which it would slow: each line is a
+step's share of what the GPU does in `bulk`. CHECKPOINT is a folder, a name or a Hub id; for speed alone random weights
+of the same shape serve as well.
 """
 
 import argparse

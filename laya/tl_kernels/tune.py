@@ -108,8 +108,12 @@ def recorded(run: Callable[[], object]) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         for _ in range(CALLS):
             run()
-    held = graph, run  # whose tensors the graph reads
-    return lambda: held[0].replay()
+
+    def replay() -> object:
+        graph.replay()
+        return run  # which is held by that, since the graph reads its tensors
+
+    return replay
 
 
 def medians_ms(runs: list[Callable[[], object]], rounds: int = ROUNDS, calls: int = CALLS) -> list[float]:
