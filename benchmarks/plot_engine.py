@@ -60,7 +60,12 @@ def main() -> None:
     parser.add_argument("results", type=argparse.FileType(encoding="utf-8"), help="JSON lines of one bench_engine run")
     parser.add_argument("--out", type=Path, required=True, help="the picture: .svg or .png")
     options = parser.parse_args()
-    lines = [json.loads(line) for line in options.results]
+    if options.out.suffix not in (".svg", ".png") or not options.out.parent.is_dir():
+        parser.error(f"--out {options.out}: expected a .svg or .png in a folder that exists")
+    try:
+        lines = [json.loads(line) for line in options.results]
+    except ValueError as error:
+        parser.error(f"{options.results.name}: not JSON lines: {error}")
     if not any(line.get("workload") == "grid" for line in lines):
         parser.error(f"{options.results.name} has no line of bench_engine.py's grid")
     draw(lines, options.out)

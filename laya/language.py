@@ -55,12 +55,14 @@ def detect_language(state: Any) -> Detection:
     return whole
 
 
-def read_language(given: str | None) -> str | None:
+def read_language(given: str | float | None) -> str | None:
     """The language that a caller names (`de`, `en-GB`, `English`, `en_US.UTF-8`), in small letters and without region.
 
-    None when the name says nothing: null (or what a data frame has instead), empty, `und`.
+    None when the name says nothing: null (a data frame has NaN instead), empty, `und`.
     """
-    language = _SEPARATORS.split((given if isinstance(given, str) else "").strip().lower(), maxsplit=1)[0]
+    language = _SEPARATORS.split(
+        ("" if given is None or isinstance(given, float) else given).strip().lower(), maxsplit=1
+    )[0]
     return None if language in _NOT_GIVEN else ENGLISH if language in ("eng", "english") else language
 
 

@@ -150,7 +150,9 @@ class Runner:
             # Built again rather than kept: the parameters lie elsewhere now, and recorded graphs know addresses.
             resolution = resolve_backend(replace(self._choice, name=name), home, False, lambda _: None)
             self._switch(Resolution(resolution.backend, resolution.reason or self.fallback_reason))
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             self.context = replace(home, device=torch.device("cpu"), dtype=torch.float32)
             place(home.model, self.context.device, self.context.dtype)
             reason = f"the model no longer fits in the memory of {home.device}"

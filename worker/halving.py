@@ -6,9 +6,8 @@ For errors that leave the process in health. One that does not, and a row that k
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-
 import laya
+from laya.backends.base import is_out_of_memory
 from worker.timing import Stopwatch
 
 # What a forward pass raises when it fails: PyTorch's own errors are RuntimeErrors. Anything else is a fault of ours.
@@ -81,7 +80,7 @@ def _attempt(forward: ForwardPass, part: laya.Batch) -> laya.Logits | Unscored:
         return forward.run(part)
     except FORWARD_ERRORS as error:
         # Not kept: its traceback would hold the memory of the pass.
-        memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        memory = isinstance(error, MemoryError) or is_out_of_memory(error)
         return Unscored(OUT_OF_MEMORY if memory else SCORING_FAILED, f"{type(error).__name__}: {error}")
 
 

@@ -91,7 +91,7 @@ class ModelBackend(Backend):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Of a device; CUDA itself and its libraries say so in words alone."""
-    words = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    words = ("CUDA error: out of memory", "CUDA driver error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(said in str(error) for said in words)
 
 

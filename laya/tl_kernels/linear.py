@@ -7,7 +7,7 @@ from torch import Tensor
 from laya.tl_kernels.arguments import HALVES, architecture, dtype_name, expect, result
 from laya.tl_kernels.kernel import Kernel, language, made_once
 from laya.tl_kernels.product import launch, product
-from laya.tl_kernels.tiles import BIG_TOKENS, SAFE_GEMM, GemmTile, tiles_for
+from laya.tl_kernels.tiles import SAFE_GEMM, GemmTile, tiles_for
 
 
 @made_once
@@ -71,7 +71,7 @@ def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | No
     expect("weight", weight, (None, k), x.dtype, x.device)
     n = weight.shape[0]
     out = result(out, (tokens, n), x.dtype, x.device)
-    tile = tiles.gemm if tokens >= BIG_TOKENS else tiles.gemm_small
+    tile = tiles.gemm_of(tokens)
     operands = [x, weight]
     if bias is not None:
         expect("bias", bias, (n,), x.dtype, x.device)

@@ -72,6 +72,9 @@ class Tiles:
     attn: AttnTile
     attn_window: AttnTile
 
+    def gemm_of(self, tokens: int) -> GemmTile:
+        return self.gemm if tokens >= BIG_TOKENS else self.gemm_small
+
     def qkv_of(self, tokens: int) -> GemmTile | None:
         return self.qkv if tokens >= BIG_TOKENS else self.qkv_small
 

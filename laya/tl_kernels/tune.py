@@ -6,6 +6,7 @@ models of those widths on any card of that name. Without it kernels take the sha
 """
 
 import argparse
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from laya.tl_kernels.kernel import tilelang
 from laya.tl_kernels.product import launch
 from laya.tl_kernels.tiles import ALTERNATIVES, kept_file, made_with
 
-LARGE, SMALL, LENGTH = 32_768, 128, 64  # tokens: of a batch, of a small one, of its sequences
+LARGE, SMALL = 32_768, 128  # tokens of a batch
 ROUNDS, CALLS = 7, 20
 GAIN = 0.98  # of the table's time: what an alternative must stay under, since two runs differ by a percent or two
 
@@ -75,9 +76,10 @@ class Work:
         self._x = torch.randn(tokens, width, device=device).to(dtype)
         rows = max(2 * config.intermediate_size, 3 * width)
         self._weight = (torch.randn(rows, width, device=device) * 0.03).to(dtype)
-        self._table = rotary_table(LENGTH, width // config.heads, 10_000.0).to(device)
-        self._positions = (torch.arange(tokens, device=device) % LENGTH).int()
-        self._offsets = torch.arange(0, tokens + 1, LENGTH, device=device).int()
+        self._length = length = 256 if tokens == LARGE else 64  # of each sequence
+        self._table = rotary_table(length, width // config.heads, 10_000.0).to(device)
+        self._positions = (torch.arange(tokens, device=device) % length).int()
+        self._offsets = torch.arange(0, tokens + 1, length, device=device).int()
 
     def run(self, field: str, tile: Any) -> Callable[[], object]:
         """The work of that field of `Tiles`, in that shape; None stands for the library."""
@@ -91,14 +93,14 @@ class Work:
             return lambda: launch("gemm_geglu", kernel, tile, [x, weight], out)
         weight = self._weight[: 3 * width]
         if field.startswith("qkv") and tile is not None:
-            return lambda: kernels.gemm_rope(x, weight, self._positions, self._table, LENGTH, tile)
+            return lambda: kernels.gemm_rope(x, weight, self._positions, self._table, self._length, tile)
         qkv = F.linear(x, weight).view(len(x), 3, config.heads, -1)
         if field.startswith("qkv"):
-            return lambda: kernels.rope(F.linear(x, weight).view_as(qkv), self._positions, self._table, LENGTH)
+            return lambda: kernels.rope(F.linear(x, weight).view_as(qkv), self._positions, self._table, self._length)
         reach = config.reach if field == "attn_window" else None
         attention = kernels.attn_kernel(config.heads, width // config.heads, dtype, reach, tile)
         flat, out = qkv.view(len(x), -1), torch.empty_like(x)
-        return lambda: attention(flat, self._offsets, LENGTH, out, device=x.device)
+        return lambda: attention(flat, self._offsets, self._length, out, device=x.device)
 
 
 def recorded(run: Callable[[], object]) -> Callable[[], object]:
@@ -109,11 +111,12 @@ def recorded(run: Callable[[], object]) -> Callable[[], object]:
         for _ in range(CALLS):
             run()
 
-    def replay() -> object:
-        graph.replay()
-        return run  # which is held by that, since the graph reads its tensors
+    return functools.partial(_replay, graph, run)
 
-    return replay
+
+def _replay(graph: torch.cuda.CUDAGraph, _run: Callable[[], object]) -> None:
+    """With the call that was recorded held beside it, since the graph reads its tensors."""
+    graph.replay()
 
 
 def medians_ms(runs: list[Callable[[], object]], rounds: int = ROUNDS, calls: int = CALLS) -> list[float]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import laya
 from laya.agent import Agent
-from laya.aot import ATTEMPTS, KEYS, SOURCES, describe, file_name, find_artifact, misfit
+from laya.aot import ATTEMPTS, KEYS, SOURCES, describe, file_name, find_artifact, misfit, read_description
 from laya.backends import aot
 from laya.backends.aot import AotBackend
 from laya.checkpoint import Checkpoint
@@ -166,10 +167,22 @@ def test_what_is_no_artifact_is_refused_by_name(checkpoint: Checkpoint, tmp_path
         archive.writestr("a.so", "")
         archive.writestr("a_metadata.json", "[]")
     assert "it has no description" in str(misfit(tmp_path / "d.pt2", wanted))
-    damaged = bytearray(zipped := write(tmp_path / "e.pt2", wanted).read_bytes())
-    damaged[zipped.index(b"_metadata.json") + len("_metadata.json") + 2] ^= 0xFF
-    (tmp_path / "e.pt2").write_bytes(damaged)
-    assert "expected an artifact of laya.export_aot" in str(misfit(tmp_path / "e.pt2", wanted))
+    with zipfile.ZipFile(tmp_path / "e.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a_metadata.json", json.dumps({f"laya_{key}": value for key, value in wanted.items()}))
+        archive.writestr("a.so", "")
+    whole = (tmp_path / "e.pt2").read_bytes()
+    packed = whole.index(b"a_metadata.json") + len("a_metadata.json")
+    raised = set()
+    for place in range(packed, packed + 100):  # of the compressed description
+        damaged = bytearray(whole)
+        damaged[place] ^= 0xFF
+        (tmp_path / "e.pt2").write_bytes(damaged)
+        try:
+            read_description(tmp_path / "e.pt2")
+        except Exception as error:  # noqa: BLE001 - which is what is asked here
+            raised.add(type(error))
+        assert "expected an artifact of laya.export_aot" in str(misfit(tmp_path / "e.pt2", wanted))
+    assert zlib.error in raised
     with zipfile.ZipFile(tmp_path / "c.pt2", "w") as archive:
         archive.writestr("a.so", "no program")
     assert "it has no description" in str(misfit(tmp_path / "c.pt2", wanted))

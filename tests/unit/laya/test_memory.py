@@ -17,7 +17,6 @@ from laya import runner
 from laya.backends import selection
 from laya.backends.eager import EagerBackend
 from laya.inputs import ModelInputs
-from worker.session import warm_what_fits
 
 CUDA = torch.cuda.is_available()
 QUESTIONS: dict[str, Any] = {
@@ -80,22 +79,6 @@ def test_cuda_says_it_in_words_too(
     monkeypatch.setattr(SmallBackend, "forward", forward)
     assert small.predict_batch(STATES, QUESTIONS) == agent.predict_batch(STATES, QUESTIONS)
     assert small.degradations.splits > 0
-
-
-def test_a_worker_warms_as_many_as_there_is_room_for(small: laya.Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    warmed: list[int] = []
-    forward = SmallBackend.forward
-
-    def noted(self: SmallBackend, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-        warmed.append(len(inputs.qtype))
-        return forward(self, inputs)
-
-    monkeypatch.setattr(SmallBackend, "forward", noted)
-    warm_what_fits(small, 16, 8)
-    assert warmed == [16, 8, 4, 2]
-    monkeypatch.setattr(SmallBackend, "most", 0)
-    warm_what_fits(small, 2, 8)
-    assert warmed == [16, 8, 4, 2, 2, 1]
 
 
 def test_halves_of_different_width_join_with_absent_options(small: laya.Agent) -> None:
