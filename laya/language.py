@@ -60,9 +60,8 @@ def read_language(given: str | float | None) -> str | None:
 
     None when the name says nothing: null (a data frame has NaN instead), empty, `und`.
     """
-    language = _SEPARATORS.split(
-        ("" if given is None or isinstance(given, float) else given).strip().lower(), maxsplit=1
-    )[0]
+    said = "" if given is None or isinstance(given, float) else given
+    language = _SEPARATORS.split(said.strip().lower(), maxsplit=1)[0]
     return None if language in _NOT_GIVEN else ENGLISH if language in ("eng", "english") else language
 
 

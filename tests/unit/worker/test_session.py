@@ -12,8 +12,8 @@ from worker.session import warm_what_fits
 class SmallAgent:
     """Has room for `most` sequences at a time."""
 
-    def __init__(self, most: int, error: Exception = torch.OutOfMemoryError("no room")) -> None:
-        self.most, self.error = most, error
+    def __init__(self, most: int, error: Exception | None = None) -> None:
+        self.most, self.error = most, error or torch.OutOfMemoryError("no room")
         self.tried: list[int] = []
 
     def warmup(self, shapes: list[tuple[int, ...]]) -> None:
