@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import describe_run, folder, publish, results_file
+from measuring import describe_run, existing_folder, publish, results_file
 
 COLUMNS = [
     *("configuration", "start", "first_answer_s", "load_s", "trace_s", "backend_s", "second_answer_ms", "graphs"),
@@ -80,7 +80,8 @@ def measure(name: str, checkpoint: str) -> Iterator[dict[str, Any]]:
         if name in PREPARE:
             line = {"configuration": name, "start": "export"}
             started = time.time()
-            done = subprocess.run([sys.executable, "-c", PREPARE[name], checkpoint], env=environment, check=False)
+            command = [sys.executable, "-c", PREPARE[name], checkpoint]
+            done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
             if done.returncode:
                 yield line | {"error": done.returncode}
                 return
@@ -99,7 +100,7 @@ def _cache(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=folder, help="a folder")
+    parser.add_argument("checkpoint", type=existing_folder, help="a folder")
     parser.add_argument(
         "--configurations",
         nargs="+",
@@ -116,7 +117,8 @@ def main() -> None:
     def lines() -> Iterator[dict[str, Any]]:
         for name in options.configurations:
             for line in measure(name, str(options.checkpoint)):
-                failed.extend([f"{name} ({line['start']})"] if "error" in line else [])
+                if "error" in line:
+                    failed.append(f"{name} ({line['start']})")
                 yield line | about
 
     publish("Boot", lines(), COLUMNS, options.out)

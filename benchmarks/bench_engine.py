@@ -127,13 +127,12 @@ def profile(agent: laya.Agent, states: list[str]) -> Iterator[dict[str, Any]]:
         torch.cuda.synchronize(agent.device)
     cuda = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     kernels = [event for event in cuda if not event.name.startswith("Mem")]  # copies, which overlap them
-    spans = [(event.time_range.start, event.time_range.end) for event in kernels]
     spent: dict[str, float] = dict.fromkeys((*STEPS, "else"), 0.0)
-    for event, (start, end) in zip(kernels, spans, strict=True):
+    for event in kernels:
         found = (step for step, words in STEPS.items() if any(word in event.name for word in words))
-        spent[next(found, "else")] += end - start
+        spent[next(found, "else")] += event.time_range.elapsed_us()
     total = sum(spent.values())
-    whole = max(end for _, end in spans) - min(start for start, _ in spans)
+    whole = max(event.time_range.end for event in kernels) - min(event.time_range.start for event in kernels)
     for step, us in spent.items():
         line = {"backend": agent.backend, "workload": "bulk, profile", "step": step, "ms": round(us / 1000, 3)}
         yield line | {"share": round(us / total, 4), "busy": round(total / whole, 4)}

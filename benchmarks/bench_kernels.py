@@ -24,7 +24,7 @@ from laya.operations import geglu
 from laya.tl_kernels import reference
 from laya.tl_kernels.arguments import capability
 from laya.tl_kernels.tiles import tiles_for
-from laya.tl_kernels.tune import CALLS, medians_ms, recorded
+from laya.tl_kernels.tune import medians_ms, recorded, recorded_medians_ms
 
 WIDTH, INTERMEDIATE, HEADS, HEAD_WIDTH, REACH = 1024, 2624, 16, 64, 64
 LONGEST = 1024  # tokens
@@ -165,8 +165,7 @@ def measure(tokens: int, dtype: torch.dtype, matrix_tflop: float, copy_tb: float
     """
     for case in cases(tokens, dtype):
         runs = {"TileLang": case.ours} | case.rivals
-        medians = medians_ms([recorded(run) for run in runs.values()], calls=1)
-        times = {name: median / CALLS for name, median in zip(runs, medians, strict=True)}
+        times = dict(zip(runs, recorded_medians_ms([recorded(run) for run in runs.values()]), strict=True))
         # The reference is no rival, and its attention is slow enough to be measured by itself.
         times["torch"] = medians_ms([case.torch], rounds=3, calls=1)[0]
         for implementation, spent_ms in times.items():

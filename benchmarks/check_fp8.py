@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name every reader of PyTorch knows
 import yaml
-from measuring import at_least_one, describe_run, folder, publish, results_file, told
+from measuring import at_least_one, describe_run, existing_folder, publish, results_file, told
 from torch import Tensor, nn
 
 import laya
@@ -91,7 +91,7 @@ def compare(checkpoint: Path, texts: list[str], questions: dict[str, Any]) -> It
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoints", nargs="+", type=folder, help="folders")
+    parser.add_argument("checkpoints", nargs="+", type=existing_folder, help="folders")
     parser.add_argument("--rows", type=at_least_one, default=300, help="texts of the demo (300)")
     parser.add_argument("--out", type=results_file, help="append the JSON lines here")
     options = parser.parse_args()

@@ -82,7 +82,7 @@ def describe_run(commit: str | None, device: torch.device) -> dict[str, Any]:
     return {"commit": found, "device": name, "python": platform.python_version(), **packages}
 
 
-def folder(value: str) -> Path:
+def existing_folder(value: str) -> Path:
     """The type of an argument that names a folder."""
     path = Path(value)
     if not path.is_dir():
@@ -92,7 +92,7 @@ def folder(value: str) -> Path:
 
 def package_folder(value: str) -> Path:
     """The type of an argument that names a folder with the public package, which has our import name."""
-    path = folder(value)
+    path = existing_folder(value)
     if not (path / "laya" / "__init__.py").is_file():
         raise argparse.ArgumentTypeError(f"{value} has no package laya")
     return path

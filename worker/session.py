@@ -41,12 +41,13 @@ def warm_what_fits(agent: laya.Agent, sequences: int, length: int) -> None:
     """Warm for batches of that shape, or of as many sequences as there is memory for: larger ones will be split."""
     while sequences:
         try:
-            return agent.warmup([(sequences, length)])
+            agent.warmup([(sequences, length)])
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        sequences //= 2
-    return None  # such a sequence will run on the CPU
+            sequences //= 2  # 0 where not even one fits, which will run on the CPU
+        else:
+            return
 
 
 @dataclass

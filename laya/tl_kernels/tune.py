@@ -63,8 +63,8 @@ def tune(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Itera
             except (BackendError, RuntimeError, ValueError) as error:
                 print(f"{field}, {name}: left out, since it does not run here: {error}")
         if len(runs) > 1 and next(iter(alternatives)) in runs:
-            medians = medians_ms([*runs.values()], calls=1)
-            yield [Timing(field, name, median / CALLS) for name, median in zip(runs, medians, strict=True)]
+            medians = recorded_medians_ms([*runs.values()])
+            yield [Timing(field, name, median) for name, median in zip(runs, medians, strict=True)]
 
 
 class Work:
@@ -110,13 +110,17 @@ def recorded(run: Callable[[], object]) -> Callable[[], object]:
     with torch.cuda.graph(graph):
         for _ in range(CALLS):
             run()
-
     return functools.partial(_replay, graph, run)
 
 
 def _replay(graph: torch.cuda.CUDAGraph, _run: Callable[[], object]) -> None:
     """With the call that was recorded held beside it, since the graph reads its tensors."""
     graph.replay()
+
+
+def recorded_medians_ms(replays: list[Callable[[], object]]) -> list[float]:
+    """`medians_ms` of what `recorded` gave, for one call of each."""
+    return [median / CALLS for median in medians_ms(replays, calls=1)]
 
 
 def medians_ms(runs: list[Callable[[], object]], rounds: int = ROUNDS, calls: int = CALLS) -> list[float]:
