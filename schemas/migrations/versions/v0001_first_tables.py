@@ -18,13 +18,17 @@ VIEWS = {
                    ELSE CAST(CAST(ROUND(r.score) AS INTEGER) AS TEXT)
                END AS answer,
                r.choice, r.score, r.noul, r.probabilities, r.confidence, r.answer_confidence, r.act_probability,
-               r.state_tokens_dropped, r.batch_id, b.backend, b.device, b.dtype, j.checkpoint_fingerprint,
-               j.checkpoint_revision, w.host, w.versions, b.bucket_length, b.sequences, b.read_ms, b.tokenise_ms,
-               b.forward_ms, b.decode_ms, b.write_ms, b.created_at AS saved_at
+               r.state_tokens_dropped, r.batch_id, b.backend, b.device, b.dtype, b.checkpoint, r.language,
+               r.route_reason,
+               COALESCE(c.fingerprint, j.checkpoint_fingerprint) AS checkpoint_fingerprint,
+               CASE WHEN c.fingerprint IS NULL THEN j.checkpoint_revision ELSE c.revision END AS checkpoint_revision,
+               w.host, w.versions, b.bucket_length, b.sequences, b.read_ms, b.tokenise_ms, b.forward_ms, b.decode_ms,
+               b.write_ms, b.created_at AS saved_at
         FROM results r
         JOIN jobs j ON j.id = r.job_id
         JOIN batches b ON b.id = r.batch_id
         JOIN workers w ON w.id = b.worker_id
+        LEFT JOIN job_checkpoints c ON c.job_id = r.job_id AND c.checkpoint = b.checkpoint
     """,
     "job_progress": """
         SELECT j.id AS job_id, j.name, j.status, j.rows, j.shards, j.questions,
@@ -91,6 +95,11 @@ def upgrade() -> None:
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("deaths", sa.Integer(), nullable=False),
+        sa.Column("suspect_first_row", sa.BigInteger(), nullable=True),
+        sa.Column("suspect_last_row", sa.BigInteger(), nullable=True),
+        sa.Column("suspect_attempt", sa.Integer(), nullable=True),
+        sa.Column("suspect_deaths", sa.Integer(), nullable=False),
         sa.Column("lease_owner", sa.Text(), nullable=True),
         sa.Column("lease_expires_at", UtcTime(), nullable=True),
         sa.Column("sent_at", UtcTime(), nullable=False),
@@ -106,6 +115,15 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_shards_status_lease_expires_at"), "shards", ["status", "lease_expires_at"], unique=False)
     op.create_table(
+        "job_checkpoints",
+        sa.Column("job_id", Id, nullable=False),
+        sa.Column("checkpoint", sa.Text(), nullable=False),
+        sa.Column("fingerprint", sa.Text(), nullable=False),
+        sa.Column("revision", sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_job_checkpoints_job_id"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("job_id", "checkpoint", name=op.f("pk_job_checkpoints")),
+    )
+    op.create_table(
         "workers",
         sa.Column("id", Id, nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
@@ -120,6 +138,7 @@ def upgrade() -> None:
         sa.Column("dtype", sa.Text(), nullable=True),
         sa.Column("warmup_s", sa.Float(), nullable=True),
         sa.Column("versions", sa.JSON(), nullable=True),
+        sa.Column("refused_messages", sa.Integer(), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("started_at", UtcTime(), nullable=False),
         sa.Column("heartbeat_at", UtcTime(), nullable=False),
@@ -132,6 +151,7 @@ def upgrade() -> None:
         sa.Column("shard_id", Id, nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("worker_id", Id, nullable=False),
+        sa.Column("checkpoint", sa.Text(), nullable=True),
         sa.Column("backend", sa.Text(), nullable=False),
         sa.Column("fallback_reason", sa.Text(), nullable=True),
         sa.Column("device", sa.Text(), nullable=False),
@@ -140,6 +160,8 @@ def upgrade() -> None:
         sa.Column("sequences", sa.Integer(), nullable=False),
         sa.Column("tokens", sa.Integer(), nullable=False),
         sa.Column("padded_tokens", sa.Integer(), nullable=False),
+        sa.Column("memory_splits", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("cpu_sequences", sa.Integer(), nullable=False, server_default="0"),
         sa.Column("read_ms", sa.Float(), nullable=False),
         sa.Column("tokenise_ms", sa.Float(), nullable=False),
         sa.Column("forward_ms", sa.Float(), nullable=False),
@@ -168,6 +190,8 @@ def upgrade() -> None:
         sa.Column("answer_confidence", sa.Double(), nullable=False),
         sa.Column("act_probability", sa.Double(), nullable=False),
         sa.Column("state_tokens_dropped", sa.Integer(), nullable=False),
+        sa.Column("language", sa.Text(), nullable=True),
+        sa.Column("route_reason", sa.Text(), nullable=True),
         sa.Column("batch_id", Id, nullable=False),
         sa.ForeignKeyConstraint(["batch_id"], ["batches.id"], name=op.f("fk_results_batch_id"), ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_results_job_id"), ondelete="CASCADE"),
@@ -192,5 +216,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     for name in VIEWS:
         op.execute(f"DROP VIEW {name}")
-    for name in ("row_errors", "results", "batches", "workers", "shards", "jobs"):
+    for name in ("row_errors", "results", "batches", "workers", "job_checkpoints", "shards", "jobs"):
         op.drop_table(name)
