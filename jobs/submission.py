@@ -17,14 +17,11 @@ from jobs.settings import Settings
 from jobs.store import lifecycle, recovery
 from jobs.store.database import Database
 from jobs.store.lifecycle import JobOptions
+from schemas.checkpoints import known_name, missing_files
 from schemas.job import MAX_PRIORITY, ROUTED_TO, ROUTER, JobSpec
 from schemas.question import check_questions, read_questions
 
 _SEND_CHUNK_SHARDS = 1000
-_CHECKPOINT_FILES = (
-    *("rl_agent_config.json", "model.safetensors", "encoder/config.json"),
-    *("tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"),
-)
 
 
 def build_spec(**asked: Any) -> JobSpec:
@@ -96,13 +93,16 @@ def send_job(db: Database, settings: Settings, job_id: int) -> None:
 
 
 def resolve_checkpoint(name: str | Path) -> str:
-    """A folder as an absolute path, once it is seen to hold a checkpoint; a Hub name as it is. Raises InputError."""
+    """A known name without its aliases; a folder as an absolute path, once it is seen to hold a checkpoint; a Hub id
+    as it is. Raises InputError."""
+    if known := known_name(str(name)):
+        return known
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if str(name).startswith((".", "/", "~")):
             raise InputError(f"checkpoint {name}: no such folder")
         return str(name)
-    if missing := [file for file in _CHECKPOINT_FILES if not (folder / file).is_file()]:
+    if missing := missing_files(folder):
         raise InputError(f"checkpoint {name}: has no {missing[0]}")
     return str(folder.absolute())
 

@@ -16,10 +16,11 @@ from safetensors import SafetensorError, safe_open
 
 from laya.calibration import Temperatures, read_temperatures
 from laya.errors import CheckpointError
-from laya.location import OPTIONAL_FILES, REQUIRED_FILES, Location
+from laya.location import Location
 from laya.model import DecisionModel, ModelConfig
 from laya.parameters import in_compute_dtype, parameter_shapes, shape_model
 from laya.precision import DTYPES
+from schemas.checkpoints import REQUIRED_FILES, TOKENIZER_CONFIGS, missing_files
 
 WEIGHTS = "model.safetensors"
 AGENT_CONFIG = "rl_agent_config.json"
@@ -183,12 +184,11 @@ def _read_json(folder: Path, file: str) -> dict[str, Any]:
 
 def _digest_files(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
     """SHA-256 of the checkpoint's files by relative path, compared with what is expected of them."""
-    missing = [file for file in REQUIRED_FILES if not (folder / file).is_file()]
-    if missing:
+    if missing := missing_files(folder):
         pickled = WEIGHTS in missing and (folder / "pytorch_model.bin").exists()
         hint = "; pytorch_model.bin is there, but pickle is never read: convert it to safetensors" if pickled else ""
         raise CheckpointError(f"{folder}: expected the files {', '.join(missing)}, found none{hint}")
-    files = [*REQUIRED_FILES, *(file for file in OPTIONAL_FILES if (folder / file).is_file())]
+    files = [*REQUIRED_FILES, *(file for file in TOKENIZER_CONFIGS if (folder / file).is_file())]
     digests = {file: _digest(folder / file) for file in files}
     for file, digest in expected.items():
         if Path(file).is_absolute() or ".." in Path(file).parts or not (folder / file).is_file():

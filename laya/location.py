@@ -11,30 +11,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from laya.errors import CheckpointError
-
-REPOSITORY = "convaiinnovations/laya"
-NAMES = {
-    "english": REPOSITORY,
-    "multilingual": f"{REPOSITORY}/multilingual",
-    "typed-decisions": f"{REPOSITORY}/typed-decisions",
-}
-ALIASES = {
-    "en": "english",
-    "laya": "english",
-    "default": "english",
-    "multi": "multilingual",
-    "ml": "multilingual",
-    "typed": "typed-decisions",
-    "decisions": "typed-decisions",
-}
-REQUIRED_FILES = (
-    "rl_agent_config.json",
-    "encoder/config.json",
-    "tokenizer/tokenizer.json",
-    "tokenizer/tokenizer_config.json",
-    "model.safetensors",
-)
-OPTIONAL_FILES = ("tokenizer/special_tokens_map.json",)
+from schemas.checkpoints import NAMES, REQUIRED_FILES, TOKENIZER_CONFIGS, known_name
 
 
 @dataclass(frozen=True)
@@ -53,13 +30,12 @@ def find_checkpoint(checkpoint: str | Path, revision: str | None = None) -> Loca
     commit. Raises CheckpointError when there is no such checkpoint.
     """
     name = str(checkpoint)
-    known = name.lower()
-    known = ALIASES.get(known, known)
-    if known not in NAMES and name and Path(checkpoint).is_dir():
+    known = known_name(name)
+    if known is None and name and Path(checkpoint).is_dir():
         if revision is not None:
             raise CheckpointError(f"{name}: a folder has no revision, but {revision!r} was asked for")
         return Location(name, Path(checkpoint).resolve(), None)
-    return _fetch(known if known in NAMES else name, NAMES.get(known, name), revision)
+    return _fetch(known or name, NAMES[known] if known else name, revision)
 
 
 def _fetch(name: str, hub_id: str, revision: str | None) -> Location:
@@ -68,7 +44,7 @@ def _fetch(name: str, hub_id: str, revision: str | None) -> Location:
     nowhere = f"{name!r}: no such folder, and no name ({', '.join(NAMES)}) or Hub id (owner/repository[/subfolder])"
     if not repository or ".." in subfolder.split("/"):
         raise CheckpointError(nowhere)
-    files = [f"{subfolder}/{file}".lstrip("/") for file in (*REQUIRED_FILES, *OPTIONAL_FILES)]
+    files = [f"{subfolder}/{file}".lstrip("/") for file in (*REQUIRED_FILES, *TOKENIZER_CONFIGS)]
     try:
         snapshot = Path(snapshot_download(f"{owner}/{repository}", revision=revision, allow_patterns=files))
     except LocalEntryNotFoundError as error:

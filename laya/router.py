@@ -11,10 +11,10 @@ from typing import Any
 from laya.agent import Agent, Questions, load
 from laya.errors import CheckpointError, LayaError, StateError
 from laya.language import ENGLISH, detect_language, read_language
-from laya.location import ALIASES, NAMES
 from laya.questions import check_questions
 from laya.residents import MOST_RESIDENT, Residents
 from laya.states import state_text
+from schemas.checkpoints import NAMES, known_name
 
 ENGLISH_CHECKPOINT, MULTILINGUAL_CHECKPOINT = "english", "multilingual"
 
@@ -118,8 +118,7 @@ class Router:
         return load(self.checkpoints[name], **self._agent_kwargs)
 
     def _name_of(self, checkpoint: str) -> str:
-        asked = checkpoint.strip().lower()
-        for name in (checkpoint, asked, ALIASES.get(asked, asked)):
+        for name in (checkpoint, checkpoint.strip().lower(), known_name(checkpoint)):
             if name in self.checkpoints:
                 return name
         raise CheckpointError(

@@ -6,7 +6,8 @@ import pytest
 
 import laya
 from laya.errors import CheckpointError
-from laya.location import REQUIRED_FILES, find_checkpoint
+from laya.location import find_checkpoint
+from schemas.checkpoints import REQUIRED_FILES, TOKENIZER_CONFIGS
 from tests.checkpoints import make_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -22,7 +23,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (repository / "refs" / "main").write_text(COMMIT)
     for number, subfolder in enumerate(("", "multilingual", "typed-decisions")):
         source = make_checkpoint(tmp_path / f"source{number}")
-        for file in REQUIRED_FILES:
+        for file in (*REQUIRED_FILES, TOKENIZER_CONFIGS[0]):
             blob = blobs / f"{number}-{file.replace('/', '-')}"
             (source / file).rename(blob)
             blob.chmod(0o444)
@@ -50,7 +51,10 @@ def listing(folder: Path) -> dict[Path, int]:
         ("multi", "multilingual", "multilingual"),
         ("ml", "multilingual", "multilingual"),
         ("convaiinnovations/laya/multilingual", "convaiinnovations/laya/multilingual", "multilingual"),
+        (" Laya-Multilingual ", "multilingual", "multilingual"),
         ("typed", "typed-decisions", "typed-decisions"),
+        ("typed_decisions", "typed-decisions", "typed-decisions"),
+        ("laya-typed-decisions", "typed-decisions", "typed-decisions"),
         ("decisions", "typed-decisions", "typed-decisions"),
     ],
 )

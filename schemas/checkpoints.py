@@ -1,0 +1,43 @@
+"""The public checkpoints' names, and the files of a checkpoint: known to whoever submits a job, and to the engine.
+
+Owns both tables. Does not fetch or read anything (`laya.location`, `laya.checkpoint`).
+"""
+
+from pathlib import Path
+
+REPOSITORY = "convaiinnovations/laya"
+NAMES = {
+    "english": REPOSITORY,
+    "multilingual": f"{REPOSITORY}/multilingual",
+    "typed-decisions": f"{REPOSITORY}/typed-decisions",
+}
+ALIASES = {
+    "en": "english",
+    "laya": "english",
+    "default": "english",
+    "multi": "multilingual",
+    "ml": "multilingual",
+    "laya-multilingual": "multilingual",
+    "typed": "typed-decisions",
+    "decisions": "typed-decisions",
+    "typed_decisions": "typed-decisions",
+    "laya-typed-decisions": "typed-decisions",
+}
+REQUIRED_FILES = ("rl_agent_config.json", "encoder/config.json", "tokenizer/tokenizer.json", "model.safetensors")
+# Which tokens are special is read from either or both of these.
+TOKENIZER_CONFIGS = ("tokenizer/tokenizer_config.json", "tokenizer/special_tokens_map.json")
+
+
+def known_name(name: str) -> str | None:
+    """Return the public checkpoint that a name or an alias means, in any case; None when it is neither."""
+    asked = name.strip().lower()
+    asked = ALIASES.get(asked, asked)
+    return asked if asked in NAMES else None
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Return the files that a checkpoint's folder should hold and does not."""
+    missing = [file for file in REQUIRED_FILES if not (folder / file).is_file()]
+    if not any((folder / file).is_file() for file in TOKENIZER_CONFIGS):
+        missing.append(" or ".join(TOKENIZER_CONFIGS))
+    return missing
