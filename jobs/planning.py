@@ -6,9 +6,9 @@ Reads no rows: `worker.reader` does, with `open_input` and `identify` from here,
 import glob
 import os
 import re
-from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import accumulate
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -20,22 +20,22 @@ from pyarrow import fs
 
 from jobs.errors import InputError, UnreadableInputError
 from jobs.settings import without_password
-from schemas.job import JobSpec, ShardPlan
+from schemas.job import InputFile, JobFile, JobPlan, JobSpec, ShardPlan
 
 FOOTERS_AT_ONCE = 16  # each is a wait for a disk or a network
+MAX_FILES_PER_SHARD = 256  # each takes a worker some milliseconds to open, or from an object store some hundreds
 _GLOB_CHARACTERS = "*?["
 
 
 @dataclass(frozen=True)
-class InputFile:
-    """A file as it was found: where, how large, and when it was last changed."""
+class _Footer:
+    """What planning keeps of a file's footer, which may be large: the columns that the job reads, and its rows."""
 
-    name: str  # absolute path or URL
-    size: int  # bytes
-    modified: str
+    schema: pa.Schema
+    row_counts: list[int]  # of each row group
 
 
-def plan_shards(spec: JobSpec, rows_per_shard: int, roots: list[str]) -> list[ShardPlan]:
+def plan_job(spec: JobSpec, rows_per_shard: int, roots: list[str]) -> JobPlan:
     """Check every file's footer against what the job needs, and divide its rows.
 
     Files come in the order given, a folder's or glob's in the order of their names. `roots`: when not empty, every file
@@ -44,25 +44,19 @@ def plan_shards(spec: JobSpec, rows_per_shard: int, roots: list[str]) -> list[Sh
     Raises:
         InputError: naming the file and what is wrong with it.
     """
-    plans: list[ShardPlan] = []
-    first_schema: tuple[str, pa.Schema] | None = None
-    first_row_number = 0
     files = find_files(spec.inputs)
     for file in files:
         check_root(file.name, roots)
     with ThreadPoolExecutor(FOOTERS_AT_ONCE, "footers") as threads:
-        footers = list(threads.map(_read_footer, files))
-    for file, metadata in zip(files, footers, strict=True):
-        schema = _needed_columns(file.name, metadata.schema.to_arrow_schema(), spec)
-        if first_schema is not None and not schema.equals(first_schema[1]):
-            raise InputError(
-                f"{file.name}: columns differ from {first_schema[0]}: {_difference(schema, first_schema[1])}"
-            )
-        first_schema = first_schema or (file.name, schema)
-        row_counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        plans += divide_rows(file, row_counts, rows_per_shard, first_row_number)
-        first_row_number += metadata.num_rows
-    return plans
+        footers = list(threads.map(lambda file: _read_footer(file, spec), files))
+    for file, footer in zip(files, footers, strict=True):
+        if not footer.schema.equals(footers[0].schema):
+            difference = _difference(footer.schema, footers[0].schema)
+            raise InputError(f"{file.name}: columns differ from {files[0].name}: {difference}")
+    rows = [sum(footer.row_counts) for footer in footers]
+    firsts = accumulate(rows, initial=0)
+    planned = [JobFile(*astuple(file), *of_job) for file, *of_job in zip(files, rows, firsts, strict=False)]
+    return JobPlan(planned, divide_rows([footer.row_counts for footer in footers], rows_per_shard))
 
 
 def find_files(inputs: list[str]) -> list[InputFile]:
@@ -180,7 +174,7 @@ def _find_remote(name: str) -> list[InputFile]:
     return sorted(found, key=lambda file: file.name)
 
 
-def _read_footer(file: InputFile) -> pq.FileMetaData:
+def _read_footer(file: InputFile, spec: JobSpec) -> _Footer:
     filesystem, path = open_input(file.name)
     try:
         with filesystem.open_input_file(path) as source:
@@ -189,7 +183,8 @@ def _read_footer(file: InputFile) -> pq.FileMetaData:
         raise InputError(f"{file.name}: is not a readable Parquet file: {error}") from error
     if metadata.num_rows == 0:
         raise InputError(f"{file.name}: has no rows")
-    return metadata
+    schema = _needed_columns(file.name, metadata.schema.to_arrow_schema(), spec)
+    return _Footer(schema, [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)])
 
 
 def _needed_columns(name: str, schema: pa.Schema, spec: JobSpec) -> pa.Schema:
@@ -243,18 +238,27 @@ def _difference(schema: pa.Schema, first: pa.Schema) -> str:
     return ", ".join(f"{here.name} is {here.type}, not {there.type}" for here, there in pairs if here != there)
 
 
-def divide_rows(file: InputFile, row_counts: list[int], rows_per_shard: int, first_row_number: int) -> list[ShardPlan]:
-    """Cut a file's rows into shards, each the row groups that hold it and the rows to skip in the first."""
-    starts = [0, *accumulate(row_counts)]
-    plans = []
-    for start in range(0, starts[-1], rows_per_shard):
-        end = min(start + rows_per_shard, starts[-1])
-        first, last = bisect_right(starts, start) - 1, bisect_left(starts, end)
-        groups, offset = list(range(first, last)), start - starts[first]
-        plans.append(
-            ShardPlan(file.name, file.size, file.modified, groups, offset, end - start, first_row_number + start)
-        )
-    return plans
+def divide_rows(row_counts: list[list[int]], rows_per_shard: int) -> list[ShardPlan]:
+    """Cut a job's rows into shards of at most `rows_per_shard` rows, given the rows of each row group of each file.
+
+    A shard is whole row groups, of several files where these are small, so that each group is read for one shard. A row
+    group that is larger than a shard is divided; a worker goes on in it where its shard before ended.
+    """
+    plans: list[ShardPlan] = []
+    first, rows, files = 0, 0, 0
+    for groups in row_counts:
+        files += 1
+        for piece in (piece for group in groups for piece in _pieces(group, rows_per_shard)):
+            if rows and (rows + piece > rows_per_shard or files > MAX_FILES_PER_SHARD):
+                plans.append(ShardPlan(first, rows))
+                first, rows, files = first + rows, 0, 1
+            rows += piece
+    return [*plans, ShardPlan(first, rows)] if rows else plans
+
+
+def _pieces(rows: int, largest: int) -> Iterator[int]:
+    for start in range(0, rows, largest):
+        yield min(largest, rows - start)
 
 
 def _input_file(name: str, info: fs.FileInfo) -> InputFile:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 
 from jobs.errors import BrokerError, InputError, SettingsError
-from jobs.planning import is_url, plan_shards
+from jobs.planning import is_url, plan_job
 from jobs.queue import check_broker, send_shards
 from jobs.settings import Settings
 from jobs.store import lifecycle, recovery
@@ -66,10 +66,10 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
         return made
     # Every job has a key: one that was made, though nobody heard so, can be told from one that was not.
     options = replace(options, idempotency_key=options.idempotency_key or f"submit-{uuid4()}")
-    plans = plan_shards(spec, settings.rows_per_shard, settings.input_roots)
+    plan = plan_job(spec, settings.rows_per_shard, settings.input_roots)
     check_broker(settings)
     try:
-        job_id = lifecycle.create_job(db, spec, options, plans)
+        job_id = lifecycle.create_job(db, spec, options, plan)
     except sa.exc.IntegrityError:  # another caller used the key meanwhile, or the reply to our own COMMIT was lost
         if (made := _made_before(db, options.idempotency_key, spec)) is None:
             raise

@@ -126,21 +126,45 @@ class JobInfo:
 
 
 @dataclass(frozen=True)
-class ShardPlan:
-    """Some consecutive rows of one Parquet file: the unit that a worker claims."""
+class InputFile:
+    """An input file as it was found: where, how large, and when it was last changed."""
 
-    file: str  # absolute path or URL
-    file_size: int  # bytes
-    file_modified: str  # with the size, what tells that the file has changed since
-    row_groups: list[int]
-    row_offset: int  # rows to skip in the first row group
+    name: str  # absolute path or URL
+    size: int  # bytes
+    modified: str
+
+
+@dataclass(frozen=True)
+class JobFile(InputFile):
+    """An input file as its job was planned with it: a file that differs from this has changed since."""
+
     rows: int
     first_row_number: int  # 0-based within the job
 
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Some consecutive rows of a job: the unit that a worker claims."""
+
+    first_row_number: int  # 0-based within the job
+    rows: int
+    files: tuple[JobFile, ...] = ()  # those that hold its rows, in order; filled in by the claim
+
     def part(self, first_row: int, rows: int) -> "ShardPlan":
         """Some consecutive rows of the shard; `first_row` is a row number within the job."""
-        skipped = first_row - self.first_row_number
-        return replace(self, row_offset=self.row_offset + skipped, rows=rows, first_row_number=first_row)
+        return replace(self, first_row_number=first_row, rows=rows)
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """The input files of a job, and its rows divided into shards."""
+
+    files: list[JobFile]
+    shards: list[ShardPlan]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True)

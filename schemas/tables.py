@@ -60,19 +60,27 @@ jobs = Table(
     Column("cancel_requested_at", UtcTime),
 )
 
+input_files = Table(
+    "input_files",
+    metadata,
+    Column("job_id", Id, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", sa.Integer, primary_key=True, autoincrement=False),  # 0-based within the job
+    Column("name", Text, nullable=False),  # absolute path or URL
+    Column("size", sa.BigInteger, nullable=False),  # bytes; with `modified`, what tells that a file has changed
+    Column("modified", Text, nullable=False),
+    Column("rows", sa.BigInteger, nullable=False),
+    Column("first_row_number", sa.BigInteger, nullable=False),  # 0-based within the job
+    Index(None, "job_id", "first_row_number"),
+)
+
 shards = Table(
     "shards",
     metadata,
     Column("id", Id, primary_key=True),
     Column("job_id", Id, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("number", sa.Integer, nullable=False),  # 0-based within the job
-    Column("file", Text, nullable=False),
-    Column("file_size", sa.BigInteger, nullable=False),  # bytes; with file_modified, what tells that a file has changed
-    Column("file_modified", Text, nullable=False),
-    Column("row_groups", sa.JSON, nullable=False),  # the Parquet row groups that hold its rows
-    Column("row_offset", sa.BigInteger, nullable=False),  # rows to skip in the first of them
-    Column("rows", sa.Integer, nullable=False),
     Column("first_row_number", sa.BigInteger, nullable=False),  # 0-based within the job
+    Column("rows", sa.Integer, nullable=False),
     Column("status", Text, nullable=False),
     Column("attempt", sa.Integer, nullable=False, default=0),  # rises with each claim; every write checks it
     Column("failures", sa.Integer, nullable=False, default=0),  # attempts that ended in an error, since the last answer

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from jobs.errors import InputError, UnreadableInputError
-from jobs.planning import check_root, identify, open_input
 from jobs.store.leases import RowError
 from schemas.job import Claim, JobSpec
 from schemas.question import WHOLE_ROW
+from worker.parquet import ForwardReader
 
 READ_ROWS = 16  # decoded at once: a file of a kilobyte may hold rows of a hundred megabytes, and few are enough
 WINDOW_BYTES = 32 * 2**20  # a window that holds more takes no further rows; three windows are in memory at once
@@ -49,15 +47,20 @@ class Window:
         return len(self.row_numbers) + len(self.errors)
 
 
-def read_windows(claim: Claim, roots: list[str], rows_per_window: int) -> Iterator[Window]:
+def read_windows(
+    claim: Claim, roots: list[str], rows_per_window: int, reader: ForwardReader | None = None
+) -> Iterator[Window]:
     """Read a shard's rows, some at a time: at most `rows_per_window`, and fewer of large ones.
+
+    `reader`: the one that read the worker's shard before, which may stand where this one begins.
 
     Raises:
         InputError: the file is gone, has changed since the job was submitted, or lies outside the roots.
     """
     spec, window, held_bytes = claim.spec, Window([], [], [], [], []), 0
     columns = list(dict.fromkeys(c for c in (*spec.state, spec.row_id, spec.language_column) if c is not None))
-    for first_row_number, rows in _read_rows(claim, roots, columns, min(READ_ROWS, rows_per_window)):
+    reader = reader or ForwardReader(min(READ_ROWS, rows_per_window))
+    for _, first_row_number, rows in reader.read(claim.plan, columns, roots):
         if held_bytes > WINDOW_BYTES or len(window) + rows.num_rows > rows_per_window:
             yield window
             window, held_bytes = Window([], [], [], [], []), 0
@@ -71,46 +74,9 @@ def read_row_id(claim: Claim, roots: list[str]) -> str | None:
     """The caller's id of the claim's first row; its state, which may be what kills, is not read."""
     if claim.spec.row_id is None:
         return None
-    for _, rows in _read_rows(claim, roots, [claim.spec.row_id], 1):
+    for *_, rows in ForwardReader(1).read(claim.plan, [claim.spec.row_id], roots):
         return _id_text(_values(rows.column(0))[0])
     return None
-
-
-def _read_rows(
-    claim: Claim, roots: list[str], columns: list[str], rows_at_once: int
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The shard's rows with the number of the first, in small batches: a small file may hold immense rows."""
-    plan = claim.plan
-    check_root(plan.file, roots)
-    _check_unchanged(claim)
-    filesystem, path = open_input(plan.file)
-    skip, left, row_number = plan.row_offset, plan.rows, plan.first_row_number
-    try:
-        with filesystem.open_input_file(path) as source, pq.ParquetFile(source, pre_buffer=True) as file:
-            batches = file.iter_batches(rows_at_once, row_groups=plan.row_groups, columns=columns, use_threads=False)
-            for batch in batches:
-                rows = batch.slice(skip, left)
-                skip = max(0, skip - batch.num_rows)
-                if rows.num_rows:
-                    yield row_number, rows
-                row_number += rows.num_rows
-                left -= rows.num_rows
-                if left == 0:
-                    break
-    except (OSError, pa.ArrowException) as error:
-        raise UnreadableInputError(f"{plan.file}: cannot be read: {error}") from error
-    _check_unchanged(claim)
-    if left:
-        raise InputError(f"{plan.file}: ends {left} rows before its shard does")
-
-
-def _check_unchanged(claim: Claim) -> None:
-    plan, now = claim.plan, identify(claim.plan.file)
-    if (now.size, now.modified) != (plan.file_size, plan.file_modified):
-        raise InputError(
-            f"{plan.file}: has changed since the job was submitted ({plan.file_size} bytes then, {now.size} now); "
-            "submit it as a new job"
-        )
 
 
 def _add_rows(window: Window, spec: JobSpec, rows: pa.RecordBatch, first_row_number: int) -> None:

@@ -24,6 +24,8 @@ from laya.backends.base import is_out_of_memory
 from laya.packing import default_limits
 from laya.residents import Residents
 from schemas.job import ROUTED_TO, ROUTER, Claim
+from worker.parquet import ForwardReader
+from worker.reader import READ_ROWS
 from worker.sweep import send_again
 from worker.timing import Stopwatch
 from worker.vitals import Stage, Vitals
@@ -69,6 +71,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.agents = Residents(self._load_agent)
+        self.reader = ForwardReader(min(READ_ROWS, self.settings.rows_per_window))
 
     def limits_of(self, agent: laya.Agent) -> laya.PackingLimits:
         """What a batch of this agent may not exceed."""

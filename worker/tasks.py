@@ -53,7 +53,8 @@ def _score(session: "Session", claim: Claim) -> None:
     from worker.halving import DeviceLostError  # noqa: PLC0415 - not in the parent
     from worker.shard import PERMANENT, DrainingError, JobStoppedError, run_shard  # noqa: PLC0415
 
-    log.info("%s: %d rows of %s", claim, claim.plan.rows, claim.plan.file)
+    plan = claim.plan
+    log.info("%s: %d rows of %d files, the first %s", claim, plan.rows, len(plan.files), plan.files[0].name)
     try:
         run_shard(session, claim)
         outcome = leases.finish_shard(session.db, claim)

@@ -38,7 +38,7 @@ def prepare_windows(session: Session, claim: Claim, scorers: dict[str, Scorer]) 
     """
     settings = session.settings
     saved = leases.saved_pairs(session.db, claim)
-    windows = read_windows(claim, settings.input_roots, settings.rows_per_window)
+    windows = read_windows(claim, settings.input_roots, settings.rows_per_window, session.reader)
     while True:
         watch = Stopwatch()
         with session.within("prepare"), watch.time("read"):

@@ -16,12 +16,11 @@ from jobs.store.fence import JOB_IS_OPEN, count_failure, hold, must_stop
 from jobs.store.lifecycle import cancel_waiting_shards, lock_job, settle_job, start_job
 from jobs.store.replay import replayed
 from jobs.store.traces import are_errors_saved, is_batch_saved
-from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, Suspects, states_before
+from schemas.job import Claim, JobFile, JobSpec, JobStatus, ShardPlan, ShardStatus, Suspects, states_before
 from schemas.message import ShardMessage
 from schemas.question import WHOLE_ROW
-from schemas.tables import batches, job_checkpoints, jobs, results, row_errors, shards
+from schemas.tables import batches, input_files, job_checkpoints, jobs, results, row_errors, shards
 
-_PLAN_COLUMNS = [shards.c[name] for name in ShardPlan.__dataclass_fields__]
 _SUSPECT_COLUMNS = [
     shards.c[name] for name in ("suspect_first_row", "suspect_last_row", "suspect_deaths", "last_error")
 ]
@@ -90,13 +89,14 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
                 lease_expires_at=seconds_from_now(lease_s),
                 started_at=sa.func.coalesce(shards.c.started_at, seconds_from_now()),
             )
-            .returning(shards.c.attempt, *_PLAN_COLUMNS, *_SUSPECT_COLUMNS)
+            .returning(shards.c.attempt, shards.c.first_row_number, shards.c.rows, *_SUSPECT_COLUMNS)
         ).one_or_none()
         if claimed is None:
             return None
         start_job(connection, job_id)
         job = connection.execute(sa.select(jobs.c.spec, jobs.c.priority).where(jobs.c.id == job_id)).one()
-    plan = ShardPlan(**{column.name: getattr(claimed, column.name) for column in _PLAN_COLUMNS})
+        files = _files_of(connection, job_id, claimed.first_row_number, claimed.rows)
+    plan = ShardPlan(claimed.first_row_number, claimed.rows, files)
     suspects = [getattr(claimed, column.name) for column in _SUSPECT_COLUMNS]
     return Claim(
         job_id,
@@ -107,6 +107,19 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
         plan,
         None if suspects[0] is None else Suspects(*suspects),
     )
+
+
+def _files_of(connection: sa.Connection, job_id: int, first_row: int, rows: int) -> tuple[JobFile, ...]:
+    """Return the files that hold these rows of the job, in order."""
+    files, of_job = input_files.c, input_files.c.job_id == job_id
+    first_file = sa.select(sa.func.max(files.first_row_number)).where(of_job, files.first_row_number <= first_row)
+    held = sa.select(*(files[name] for name in JobFile.__dataclass_fields__)).where(
+        of_job,
+        files.first_row_number >= first_file.scalar_subquery(),
+        files.first_row_number < first_row + rows,
+        files.rows > 0,
+    )
+    return tuple(JobFile(**row) for row in connection.execute(held.order_by(files.number)).mappings())
 
 
 @replayed

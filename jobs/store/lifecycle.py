@@ -10,15 +10,15 @@ from jobs.store.database import Database, seconds_from_now
 from jobs.store.replay import repeated, replayed
 from schemas.job import (
     FINISHED_JOBS,
+    JobPlan,
     JobSpec,
     JobStatus,
-    ShardPlan,
     ShardStatus,
     TransitionError,
     check_transition,
     states_before,
 )
-from schemas.tables import jobs, shards
+from schemas.tables import input_files, jobs, shards
 
 NO_SUSPECTS = {"suspect_first_row": None, "suspect_last_row": None, "suspect_attempt": None, "suspect_deaths": 0}
 
@@ -53,7 +53,7 @@ def find_by_key(db: Database, key: str, spec: JobSpec) -> int | None:
 
 
 @replayed
-def create_job(db: Database, spec: JobSpec, options: JobOptions, plans: list[ShardPlan]) -> int:
+def create_job(db: Database, spec: JobSpec, options: JobOptions, plan: JobPlan) -> int:
     """Write a job and all its shards in one transaction: it is either wholly there, queued, or not at all.
 
     Raises:
@@ -68,18 +68,22 @@ def create_job(db: Database, spec: JobSpec, options: JobOptions, plans: list[Sha
                 **asdict(options),
                 status=JobStatus.PLANNING,  # until the shards are in, later in this transaction
                 spec=spec.model_dump(mode="json"),
-                rows=sum(plan.rows for plan in plans),
-                shards=len(plans),
+                rows=plan.rows,
+                shards=len(plan.shards),
                 questions=len(spec.questions),
                 created_at=now,
             )
             .returning(jobs.c.id)
         ).scalar_one()
         connection.execute(
-            sa.insert(shards).values(sent_at=now),
+            sa.insert(input_files),
+            [{"job_id": job_id, "number": number, **asdict(file)} for number, file in enumerate(plan.files)],
+        )
+        connection.execute(
+            sa.insert(shards).values(sent_at=now, status=ShardStatus.QUEUED, job_id=job_id),
             [
-                {"job_id": job_id, "number": number, "status": ShardStatus.QUEUED, **asdict(plan)}
-                for number, plan in enumerate(plans)
+                {"number": number, "first_row_number": shard.first_row_number, "rows": shard.rows}
+                for number, shard in enumerate(plan.shards)
             ],
         )
         _move_job(connection, job_id, JobStatus.QUEUED)

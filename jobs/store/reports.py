@@ -15,11 +15,11 @@ from schemas.tables import (
     answers,
     backend_throughput,
     batches,
+    input_files,
     job_progress,
     jobs,
     results,
     row_errors,
-    shards,
     workers,
 )
 
@@ -116,7 +116,8 @@ def measure_backends(db: Database, job_id: int) -> list[dict[str, Any]]:
 
 def list_files(db: Database, job_id: int) -> list[str]:
     """The input files of a job."""
-    return [row["file"] for row in _rows(db, sa.select(shards.c.file).where(shards.c.job_id == job_id).distinct())]
+    named = sa.select(input_files.c.name).where(input_files.c.job_id == job_id).order_by(input_files.c.number)
+    return [row["name"] for row in _rows(db, named)]
 
 
 def list_workers(db: Database, limit: int) -> list[dict[str, Any]]:

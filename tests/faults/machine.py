@@ -19,10 +19,11 @@ from jobs.store import leases, lifecycle, recovery, suspects, workers
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.leases import BatchRecord, RowError
 from jobs.store.lifecycle import JobOptions
-from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, ShardStatus, TransitionError
+from schemas.job import Claim, JobSpec, JobStatus, ShardStatus, TransitionError
 from schemas.message import ShardMessage
 from schemas.tables import jobs, results, row_errors, shards
 from tests.faults.model import MAX_ATTEMPTS, ROWS, ModelJob, ModelShard, RefusedError
+from tests.plans import even_plan
 
 LEASE_S = 3600.0
 MOST_JOBS = 2  # few, so that much happens to each
@@ -57,10 +58,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(shard_count=st.integers(1, 2), max_row_errors=st.sampled_from([None, None, 0, 2]))
     def submit(self, shard_count: int, max_row_errors: int | None) -> None:
         asked = {"inputs": ["/a"], "questions": {"q": {"type": "noul", "instructions": "x"}}, "state": ["text"]}
-        plans = [ShardPlan("/a", 1, "m", [i], 0, ROWS, i * ROWS) for i in range(shard_count)]
+        plan = even_plan(shard_count, ROWS)
         spec = JobSpec(**asked, max_row_errors=max_row_errors)
-        job_id = lifecycle.create_job(self.db, spec, JobOptions(), plans)
-        job = ModelJob([ModelShard(plan.first_row_number) for plan in plans], max_row_errors)
+        job_id = lifecycle.create_job(self.db, spec, JobOptions(), plan)
+        job = ModelJob([ModelShard(shard.first_row_number) for shard in plan.shards], max_row_errors)
         self.jobs[job_id] = job
         with self.db.read() as connection:
             ids = connection.scalars(sa.select(shards.c.id).where(shards.c.job_id == job_id).order_by(shards.c.number))

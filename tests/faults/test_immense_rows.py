@@ -56,18 +56,18 @@ def test_a_text_of_a_hundred_megabytes_is_a_row_error_and_its_neighbours_are_ans
 READ = """
 import re, sys
 from pathlib import Path
-from jobs.planning import plan_shards
-from schemas.job import Claim, JobSpec
+from schemas.job import JobSpec
+from tests.plans import planned_claims
 from worker.reader import read_windows
 
 spec = JobSpec(inputs=sys.argv[1:], questions={"q": {"type": "noul", "instructions": "x"}}, state=["text"])
-(plan,) = plan_shards(spec, 4096, [])
+(claim,) = planned_claims(spec, 4096)
 
 def peak_kib():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 before, rows = peak_kib(), 0
-for window in read_windows(Claim(1, 1, 1, 0, spec, plan), [], 2048):
+for window in read_windows(claim, [], 2048):
     rows += len(window.states)
 print(rows, (peak_kib() - before) * 1024)
 """

@@ -18,10 +18,11 @@ import yaml
 from jobs.store import lifecycle, recovery, reports
 from jobs.store.database import Database
 from jobs.store.lifecycle import JobOptions
-from schemas.job import JobSpec, JobStatus, ShardPlan
+from schemas.job import JobSpec, JobStatus
 from schemas.tables import jobs as jobs_table
 from schemas.tables import results, shards
 from tests.integration.service import QUESTIONS, make_texts, write_tickets
+from tests.plans import even_plan
 
 COMMAND = str(Path(sys.executable).with_name("laya-batch"))
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -134,7 +135,7 @@ def test_run_leaves_a_services_servers_and_other_jobs_alone(
     db = Database(f"sqlite:///{home / 'data' / 'laya-batch.db'}")
     db.migrate()
     spec = JobSpec(inputs=["/elsewhere/a.parquet"], questions=QUESTIONS, state=["text"])
-    lifecycle.create_job(db, spec, JobOptions("other"), [ShardPlan("/elsewhere/a.parquet", 1, "m", [0], 0, 5, 0)])
+    lifecycle.create_job(db, spec, JobOptions("other"), even_plan(1, 5, "/elsewhere/a.parquet"))
     monkeypatch.setenv("LAYA_BATCH_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
     monkeypatch.setenv("LAYA_BATCH_BROKER_URL", "redis://127.0.0.1:1/0")
     assert "job 2 succeeded" in cli(*run_arguments(tiny_checkpoint)).stdout

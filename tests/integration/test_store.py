@@ -15,9 +15,10 @@ from jobs.store import leases, lifecycle, recovery, reports, workers
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.leases import BatchRecord, RowError
 from jobs.store.lifecycle import JobOptions
-from schemas.job import Claim, JobSpec, JobStatus, ShardPlan, TransitionError
+from schemas.job import Claim, JobSpec, JobStatus, TransitionError
 from schemas.message import ShardMessage
 from schemas.tables import batches, jobs, metadata, results, shards
+from tests.plans import even_plan
 
 ROWS = 10  # in each shard
 LEASE_S = 60.0
@@ -27,8 +28,7 @@ def make_job(db: Database, shard_count: int = 2, key: str | None = None, **spec:
     asked = JobSpec(
         **{"inputs": ["/a"], "questions": {"q": {"type": "noul", "instructions": "x"}}, "state": ["text"], **spec}
     )
-    plans = [ShardPlan("/a", 1, "m", [i], 0, ROWS, i * ROWS) for i in range(shard_count)]
-    return lifecycle.create_job(db, asked, JobOptions("job", 5, key), plans)
+    return lifecycle.create_job(db, asked, JobOptions("job", 5, key), even_plan(shard_count, ROWS))
 
 
 def shard_ids(db: Database, job_id: int) -> list[int]:

@@ -11,7 +11,7 @@ from jobs.store.database import Database
 from jobs.store.leases import RowError
 from jobs.store.lifecycle import JobOptions
 from jobs.store.suspects import DEATHS_PER_ATTEMPT
-from schemas.job import Claim, JobSpec, JobStatus, ShardPlan
+from schemas.job import Claim, JobFile, JobPlan, JobSpec, JobStatus, ShardPlan
 from schemas.message import ShardMessage
 from schemas.tables import jobs, row_errors
 from tests.integration.service import write_tickets
@@ -74,8 +74,8 @@ def make_bench(db: Database, folder: Path, rows: int, killers: set[int]) -> Benc
     path = write_tickets(folder / "a.parquet", ["text"] * rows)
     stat = path.stat()
     asked = {"inputs": [str(path)], "questions": {"q": {"type": "noul", "instructions": "x"}}, "state": ["text"]}
-    plan = ShardPlan(str(path), stat.st_size, str(stat.st_mtime_ns), list(range(-(-rows // 50))), 0, rows, 0)
-    job_id = lifecycle.create_job(db, JobSpec(**asked, row_id="ticket"), JobOptions(), [plan])
+    plan = JobPlan([JobFile(str(path), stat.st_size, str(stat.st_mtime_ns), rows, 0)], [ShardPlan(0, rows)])
+    job_id = lifecycle.create_job(db, JobSpec(**asked, row_id="ticket"), JobOptions(), plan)
     session = Session(Settings(max_attempts=ATTEMPTS), db, "w", 1, Vitals())
     return Bench(db, session, job_id, killers)
 
@@ -98,7 +98,7 @@ def test_all_rows_then_64_then_8_then_one(db: Database, tmp_path: Path, killer: 
     assert (error.row_number, error.row_id, error.code) == (killer, f"t{killer}", "killed_worker")
     message = "2 processes died of scoring this row alone, the last: the worker process died: killed by SIGKILL"
     assert error.message == message
-    everything = Claim(bench.job_id, 1, 1, 0, JobSpec.model_construct(), ShardPlan("", 0, "", [], 0, 1000, 0))
+    everything = Claim(bench.job_id, 1, 1, 0, JobSpec.model_construct(), ShardPlan(0, 1000))
     assert {row for row, _ in leases.saved_pairs(db, everything)} == set(range(1000))
 
 

@@ -81,17 +81,25 @@ def upgrade() -> None:
         sa.UniqueConstraint("idempotency_key", name=op.f("uq_jobs_idempotency_key")),
     )
     op.create_table(
+        "input_files",
+        sa.Column("job_id", Id, nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("modified", sa.Text(), nullable=False),
+        sa.Column("rows", sa.BigInteger(), nullable=False),
+        sa.Column("first_row_number", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_input_files_job_id"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("job_id", "number", name=op.f("pk_input_files")),
+    )
+    op.create_index(op.f("ix_input_files_job_id_first_row_number"), "input_files", ["job_id", "first_row_number"])
+    op.create_table(
         "shards",
         sa.Column("id", Id, nullable=False),
         sa.Column("job_id", Id, nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("file", sa.Text(), nullable=False),
-        sa.Column("file_size", sa.BigInteger(), nullable=False),
-        sa.Column("file_modified", sa.Text(), nullable=False),
-        sa.Column("row_groups", sa.JSON(), nullable=False),
-        sa.Column("row_offset", sa.BigInteger(), nullable=False),
-        sa.Column("rows", sa.Integer(), nullable=False),
         sa.Column("first_row_number", sa.BigInteger(), nullable=False),
+        sa.Column("rows", sa.Integer(), nullable=False),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("failures", sa.Integer(), nullable=False),
@@ -216,5 +224,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     for name in VIEWS:
         op.execute(f"DROP VIEW {name}")
-    for name in ("row_errors", "results", "batches", "workers", "job_checkpoints", "shards", "jobs"):
+    for name in ("row_errors", "results", "batches", "workers", "job_checkpoints", "shards", "input_files", "jobs"):
         op.drop_table(name)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.errors import InputError
-from jobs.planning import InputFile, check_root, divide_rows, find_files, plan_shards
+from jobs.planning import MAX_FILES_PER_SHARD, check_root, divide_rows, find_files, plan_job
 from schemas.job import JobSpec
 
 QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}
@@ -27,19 +27,33 @@ def write(path: Path, columns: dict[str, Any] | None = None, row_group_size: int
     return path
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 60), st.integers(0, 1000))
-def test_shards_hold_every_row_exactly_once_in_order(row_counts: list[int], rows_per_shard: int, first: int) -> None:
-    plans = divide_rows(InputFile("/f", 1, "m"), row_counts, rows_per_shard, first)
-    rows = [(group, row) for group, count in enumerate(row_counts) for row in range(count)]
-    planned = []
-    for plan in plans:
-        held = [(group, row) for group in plan.row_groups for row in range(row_counts[group])]
-        assert plan.first_row_number == first + len(planned)
-        assert plan.row_offset < row_counts[plan.row_groups[0]]
-        planned += held[plan.row_offset : plan.row_offset + plan.rows]
-        assert held[plan.row_offset + plan.rows - 1][0] == plan.row_groups[-1]
-    assert planned == rows
-    assert all(plan.rows == rows_per_shard for plan in plans[:-1])
+GROUPS = st.lists(st.integers(0, 50), max_size=6)  # rows of each row group of a file
+
+
+@given(st.lists(GROUPS, max_size=8), st.integers(1, 60))
+def test_shards_hold_every_row_exactly_once_in_order(row_counts: list[list[int]], rows_per_shard: int) -> None:
+    plans = divide_rows(row_counts, rows_per_shard)
+    assert [row for plan in plans for row in range(plan.first_row_number, plan.first_row_number + plan.rows)] == list(
+        range(sum(map(sum, row_counts)))
+    )
+    assert all(0 < plan.rows <= rows_per_shard for plan in plans)
+
+
+@given(st.lists(GROUPS, max_size=8), st.integers(1, 60))
+def test_a_row_group_that_fits_into_a_shard_is_read_for_one_shard_alone(
+    row_counts: list[list[int]], rows_per_shard: int
+) -> None:
+    ends = {plan.first_row_number + plan.rows for plan in divide_rows(row_counts, rows_per_shard)}
+    first = 0
+    for group in (group for groups in row_counts for group in groups):
+        if group <= rows_per_shard:
+            assert not ends & set(range(first + 1, first + group))
+        first += group
+
+
+def test_small_files_share_a_shard_up_to_a_number_of_files() -> None:
+    plans = divide_rows([[2]] * (MAX_FILES_PER_SHARD + 10), 10_000)
+    assert [plan.rows for plan in plans] == [2 * MAX_FILES_PER_SHARD, 20]
 
 
 def test_files_folders_globs_lists_and_urls_are_found(tmp_path: Path) -> None:
@@ -58,12 +72,10 @@ def test_files_folders_globs_lists_and_urls_are_found(tmp_path: Path) -> None:
 def test_row_numbers_run_on_from_file_to_file(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", {"text": list("abcde")}, row_group_size=2)
     write(tmp_path / "2.parquet", {"text": list("fg")})
-    plans = plan_shards(spec(tmp_path), 3, [])
-    assert [(plan.first_row_number, plan.rows, plan.row_groups, plan.row_offset) for plan in plans] == [
-        (0, 3, [0, 1], 0),
-        (3, 2, [1, 2], 1),
-        (5, 2, [0], 0),
-    ]
+    plan = plan_job(spec(tmp_path), 3, [])
+    assert [(file.rows, file.first_row_number) for file in plan.files] == [(5, 0), (2, 5)]
+    assert [(shard.first_row_number, shard.rows) for shard in plan.shards] == [(0, 2), (2, 3), (5, 2)]
+    assert plan.rows == 7
 
 
 @pytest.mark.parametrize(
@@ -84,7 +96,7 @@ def test_a_file_that_cannot_be_scored_is_refused_by_name(
 ) -> None:
     file = write(tmp_path / "bad.parquet", columns)
     with pytest.raises(InputError, match=r"bad\.parquet") as raised:
-        plan_shards(spec(file, state=state, row_id=row_id), 10, [])
+        plan_job(spec(file, state=state, row_id=row_id), 10, [])
     assert problem in str(raised.value)
 
 
@@ -99,25 +111,25 @@ def test_a_file_that_cannot_be_scored_is_refused_by_name(
     ],
 )
 def test_text_and_conversations_are_states(tmp_path: Path, columns: dict[str, Any]) -> None:
-    assert plan_shards(spec(write(tmp_path / "f.parquet", columns)), 10, [])[0].rows == len(columns["text"])
+    assert plan_job(spec(write(tmp_path / "f.parquet", columns)), 10, []).rows == len(columns["text"])
 
 
 def test_several_columns_make_an_object_of_any_types_but_bytes(tmp_path: Path) -> None:
     columns = {"subject": ["a"], "day": [datetime.date(2026, 1, 2)], "tags": [["x"]]}
-    assert plan_shards(spec(write(tmp_path / "f.parquet", columns), state=tuple(columns)), 10, [])
+    assert plan_job(spec(write(tmp_path / "f.parquet", columns), state=tuple(columns)), 10, [])
 
 
 def test_files_whose_columns_differ_are_refused_with_both_names(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", {"text": ["a"], "id": ["x"]})
     write(tmp_path / "b.parquet", {"text": ["a"], "id": [7]})
     with pytest.raises(InputError, match=r"b\.parquet: columns differ from .*a\.parquet: id is int64, not string"):
-        plan_shards(spec(tmp_path, row_id="id"), 10, [])
+        plan_job(spec(tmp_path, row_id="id"), 10, [])
 
 
 def test_other_columns_may_differ(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", {"text": ["a"], "x": [1]})
     write(tmp_path / "b.parquet", {"text": ["a"], "x": ["1"]})
-    assert len(plan_shards(spec(tmp_path), 10, [])) == 2
+    assert len(plan_job(spec(tmp_path), 10, []).files) == 2
 
 
 def test_missing_empty_and_broken_inputs_are_refused_by_name(tmp_path: Path) -> None:
@@ -135,7 +147,7 @@ def test_missing_empty_and_broken_inputs_are_refused_by_name(tmp_path: Path) -> 
     }
     for name, problem in cases.items():
         with pytest.raises(InputError, match=problem) as raised:
-            plan_shards(spec(name), 10, [])
+            plan_job(spec(name), 10, [])
         assert str(name) in str(raised.value)
 
 

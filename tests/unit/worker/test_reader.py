@@ -1,15 +1,20 @@
 import datetime
 import decimal
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobs.errors import InputError
-from jobs.planning import plan_shards
-from schemas.job import Claim, JobSpec
+from schemas.job import Claim, JobFile, JobSpec, ShardPlan
+from tests.plans import planned_claims
+from worker.parquet import ForwardReader
 from worker.reader import Window, read_windows
 
 QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}
@@ -17,7 +22,7 @@ QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}
 
 def claims(path: Path, state: list[str], row_id: str | None = None, rows_per_shard: int = 1000) -> list[Claim]:
     spec = JobSpec(inputs=[str(path)], questions=QUESTIONS, state=state, row_id=row_id)
-    return [Claim(1, n, 1, 0, spec, plan) for n, plan in enumerate(plan_shards(spec, rows_per_shard, []))]
+    return planned_claims(spec, rows_per_shard)
 
 
 def read(path: Path, state: list[str], row_id: str | None = None) -> Window:
@@ -45,6 +50,51 @@ def test_shards_together_read_every_row_once(
     assert [state for window in windows for state in window.states] == texts
     assert [number for window in windows for number in window.row_numbers] == list(range(23))
     assert [row_id for window in windows for row_id in window.row_ids] == [str(i) for i in range(23)]
+
+
+@given(
+    groups=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    parts=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12)), min_size=1, max_size=6),
+    rows_at_once=st.integers(1, 5),
+)
+def test_a_reader_that_stays_open_yields_the_rows_that_are_asked_for_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, groups: list[int], parts: list[tuple[int, int]], rows_at_once: int
+) -> None:
+    files, first = [], 0
+    for number, rows in enumerate(groups):
+        path = tmp_path_factory.mktemp("files") / f"{number}.parquet"
+        write(path, {"n": pa.array(range(first, first + rows), pa.int64())}, row_group_size=3)
+        files.append(JobFile(str(path), path.stat().st_size, str(path.stat().st_mtime_ns), rows, first))
+        first += rows
+    reader = ForwardReader(rows_at_once)
+    for start, count in parts:
+        expected = list(range(start, min(start + count, first)))
+        read = list(reader.read(ShardPlan(start, count, tuple(files)), ["n"], []))
+        assert [value for *_, rows in read for value in rows.column(0).to_pylist()] == expected
+        assert [number for _, number, rows in read for number in range(number, number + rows.num_rows)] == expected
+        next(iter(reader.read(ShardPlan(start, count, tuple(files)), ["n"], [])), None)  # left before its end
+    reader.close()
+
+
+def test_shards_of_a_large_row_group_read_it_once_and_hold_little_of_it(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    texts = [random.bytes(1500).hex() for _ in range(8000)]
+    path = write(tmp_path / "a.parquet", {"text": texts, "unused": texts}, row_group_size=8000)
+    all_claims = claims(path, ["text"], rows_per_shard=500)
+    assert len(all_claims) == 16
+    reader = ForwardReader(16)
+    list(read_windows(all_claims[0], [], 100, reader))
+    before, held, peak = bytes_read(), pa.total_allocated_bytes(), 0
+    for claim in all_claims[1:]:
+        for _ in read_windows(claim, [], 100, reader):
+            peak = max(peak, pa.total_allocated_bytes() - held)
+    assert bytes_read() - before < 0.6 * path.stat().st_size  # half of the file is the other column
+    assert peak < 4 * 2**20
+
+
+def bytes_read() -> int:
+    """Bytes that this process has read from files."""
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])  # type: ignore[index]
 
 
 def test_a_null_state_is_an_error_of_its_row_alone(tmp_path: Path) -> None:
