@@ -4,6 +4,7 @@ Each stage has a module of its own; a caller that times them calls them one by o
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from laya.backends.selection import DEFAULT, Choice, Flags, choose_backend
 from laya.calibration import Temperatures, read_calibration
 from laya.checkpoint import Checkpoint, Limits, load_model, open_checkpoint
 from laya.decode import Answers, Logits, decode
-from laya.errors import BackendError, QuestionError, StateError
+from laya.errors import BackendError, CheckpointError, QuestionError, StateError
 from laya.location import find_checkpoint
 from laya.operations import choose_operations
 from laya.packing import Batch, PackingLimits, default_limits, in_batches_of, pack, split_batch, warmup_shapes
@@ -104,6 +105,33 @@ class Agent:
         choice = self._choose(name, self._settings.compile_warmup if warmup is None else warmup)
         self._runner.set_backend(choice, strict)
         return self.backend
+
+    def with_options(
+        self,
+        *,
+        max_len: int | None = None,
+        head_max_len: int | None = None,
+        calibration: str | Path | Mapping[str, Any] | None = None,
+    ) -> "Agent":
+        """Return an agent with other lengths (tokens) or temperatures that shares this one's weights and backend.
+
+        Without `max_len` it reads as many tokens as the checkpoint's files say; all else stays as it is where nothing
+        is given. `set_backend` on either changes both. Raises CheckpointError for a calibration that cannot be read, a
+        `max_len` beyond the one that this agent was loaded with, and a `head_max_len` that leaves a state no room.
+        """
+        loaded = self.checkpoint
+        longest = loaded.own_max_len if max_len is None else max_len
+        if not 1 <= longest <= loaded.max_len:
+            raise CheckpointError(f"{loaded.name}: max_len: expected 1 to {loaded.max_len} tokens, found {longest}")
+        if head_max_len is not None and not 1 <= head_max_len < longest:
+            raise CheckpointError(
+                f"{loaded.name}: head_max_len: expected 1 to {longest - 1} tokens, fewer than max_len, "
+                f"found {head_max_len}"
+            )
+        other = copy(self)
+        other.checkpoint = replace(loaded, max_len=longest, head_max_len=head_max_len or loaded.head_max_len)
+        other.temperatures = self.temperatures if calibration is None else read_calibration(calibration)
+        return other
 
     def deaccelerate(self) -> None:
         """Remove whatever backend was installed: eager runs."""
@@ -218,7 +246,7 @@ def load(  # noqa: PLR0913 - keyword-only, and the flags of earlier versions are
     backend: str | None = None,
     revision: str | None = None,
     expected_sha256: Mapping[str, str] | None = None,
-    calibration: str | Path | None = None,
+    calibration: str | Path | Mapping[str, Any] | None = None,
     max_len: int | None = None,
     head_max_len: int | None = None,
     strict: bool = False,
@@ -234,10 +262,10 @@ def load(  # noqa: PLR0913 - keyword-only, and the flags of earlier versions are
     `backend` is eager when left out, and beats the flags `fast` (tilelang) and `compile`; `strict` raises where it
     cannot run. The flag `compile` works on a CPU too, in `compile_mode` default or reduce-overhead; `compile_warmup`
     compiles at load, as well as it can; `compile_cache` keeps compiled code in ~/.cache/laya unless
-    TORCHINDUCTOR_CACHE_DIR says where. `expected_sha256` maps relative paths to digests; `calibration` is a file that
-    replaces the shipped temperatures; `max_len` and `head_max_len` (tokens) replace the checkpoint's. `backend="onnx"`
-    gives an ONNXAgent on the graph at `onnx_path`, or at `laya.onnx` in the checkpoint's folder, and never falls back.
-    Raises CheckpointError, BackendError or LayaError.
+    TORCHINDUCTOR_CACHE_DIR says where. `expected_sha256` maps relative paths to digests; `calibration` is a file, or
+    the content of one, that replaces the shipped temperatures; `max_len` and `head_max_len` (tokens) replace the
+    checkpoint's. `backend="onnx"` gives an ONNXAgent on the graph at `onnx_path`, or at `laya.onnx` in the checkpoint's
+    folder, and never falls back. Raises CheckpointError, BackendError or LayaError.
     """
     settings = read_settings()
     flags = Flags(fast, compile, compile_mode, compile_warmup, compile_cache)

@@ -3,7 +3,6 @@
 Owns the two maps of a checkpoint and the calibration file that replaces them. Does not apply them (`decode`).
 """
 
-import json
 import sys
 import warnings
 from collections.abc import Mapping
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from laya.errors import CheckpointError
+from schemas.calibration import TYPE_NAMES, find_problem, read_file
 
 LOWEST, HIGHEST = 0.5, 5.0
 OPTION_RANGES = ((2, "2"), (5, "3-5"), (10, "6-10"))  # (most options, the range's name); beyond them "11+"
-TYPE_NAMES = ("choice", "score", "noul")
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,10 @@ def read_temperatures(config: Mapping[str, Any], source: str) -> Temperatures:
     A value that is not a finite number becomes 1. One RuntimeWarning names everything that was changed. Raises
     CheckpointError, naming `source`, when a map has the wrong shape.
     """
+    if (problem := find_problem(config, needs_temperatures=False)) is not None:
+        raise CheckpointError(f"{source}: {problem}")
     by_type = config.get("temperature", [1.0] * len(TYPE_NAMES))
     by_options = config.get("temperature_by_options") or {}
-    if not isinstance(by_type, list) or len(by_type) != len(TYPE_NAMES):
-        raise CheckpointError(f"{source}: temperature: expected a list of {len(TYPE_NAMES)} numbers, found {by_type!r}")
-    if not isinstance(by_options, dict):
-        raise CheckpointError(f"{source}: temperature_by_options: expected an object, found {by_options!r}")
     changed: list[str] = []
     temperatures = Temperatures(
         by_type={name: _clamp(name, value, changed) for name, value in zip(TYPE_NAMES, by_type, strict=True)},
@@ -63,15 +60,17 @@ def read_temperatures(config: Mapping[str, Any], source: str) -> Temperatures:
     return temperatures
 
 
-def read_calibration(path: str | Path) -> Temperatures:
-    """The maps of a calibration file. Raises CheckpointError when it cannot be read."""
+def read_calibration(calibration: str | Path | Mapping[str, Any]) -> Temperatures:
+    """Read the maps of a calibration file, or of the content of one. Raises CheckpointError when it is none."""
+    if isinstance(calibration, Mapping):
+        if (problem := find_problem(calibration)) is not None:
+            raise CheckpointError(f"calibration: {problem}")
+        return read_temperatures(calibration, "calibration")
     try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_file(calibration)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not a readable calibration file: {error}") from error
-    if not isinstance(config, dict) or not {"temperature", "temperature_by_options"} & config.keys():
-        raise CheckpointError(f"{path}: expected an object with temperature or temperature_by_options")
-    return read_temperatures(config, str(path))
+        raise CheckpointError(f"{calibration}: not a readable calibration file: {error}") from error
+    return read_temperatures(content, str(calibration))
 
 
 def _clamp(name: str, value: object, changed: list[str]) -> float:

@@ -39,6 +39,7 @@ class Checkpoint:
     fingerprint: str
     max_len: int  # tokens
     head_max_len: int  # tokens
+    own_max_len: int  # tokens; what the files say, where `max_len` may be a caller's
     amp_dtype: str
     model_name: str
     temperatures: Temperatures
@@ -73,7 +74,8 @@ def open_checkpoint(
     limits = limits or Limits()
     agent = _read_json(location.path, AGENT_CONFIG)
     encoder = _read_json(location.path, ENCODER_CONFIG)
-    max_len = limits.max_len if limits.max_len is not None else _integer(agent, "max_len", AGENT_CONFIG)
+    own_max_len = _integer(agent, "max_len", AGENT_CONFIG)
+    max_len = limits.max_len if limits.max_len is not None else own_max_len
     head = limits.head_max_len if limits.head_max_len is not None else _integer(agent, "head_max_len", AGENT_CONFIG)
     positions = _integer(encoder, "max_position_embeddings", ENCODER_CONFIG, 8192)
     for name, value in (("max_len", max_len), ("head_max_len", head)):
@@ -91,6 +93,7 @@ def open_checkpoint(
         fingerprint=_fingerprint(digests),
         max_len=max_len,
         head_max_len=head,
+        own_max_len=own_max_len,
         amp_dtype=amp_dtype,
         model_name=str(agent.get("model_name", "rl-agent")),
         temperatures=temperatures or read_temperatures(agent, f"{location.name}: {AGENT_CONFIG}"),

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from laya.calibration import TYPE_NAMES, Temperatures
+from laya.calibration import Temperatures
 from laya.packing import Batch
 from laya.sequence import EncodedSequences, Ints, PreparedQuestions
+from schemas.calibration import TYPE_NAMES
 
 NOUL = TYPE_NAMES.index("noul")
 TRUE_OPTION = 1  # of a noul, whose options are false and true

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from laya.calibration import TYPE_NAMES
 from laya.errors import QuestionError
+from schemas.calibration import TYPE_NAMES
 
 KEYS = {"type", "instructions", "criteria", "labels", "option_order"}
 NOUL_KEYS = ("false", "true")

@@ -129,6 +129,38 @@ def test_load_takes_limits_calibration_and_digests(checkpoint_path: Path, tmp_pa
         laya.load(checkpoint_path, expected_sha256={"model.safetensors": "00"})
 
 
+def test_an_agent_with_other_options_shares_the_weights_and_answers_as_one_loaded_with_them(
+    checkpoint_path: Path,
+) -> None:
+    calibration = {"temperature": [4, 4, 4], "temperature_by_options": {}}
+    agent = laya.load(checkpoint_path, device="cpu")
+    before = agent.predict("long " * 100, QUESTIONS)
+    other = agent.with_options(max_len=64, head_max_len=30, calibration=calibration)
+    assert other.model is agent.model
+    loaded = laya.load(checkpoint_path, device="cpu", max_len=64, head_max_len=30, calibration=calibration)
+    assert other.predict("long " * 100, QUESTIONS) == loaded.predict("long " * 100, QUESTIONS) != before
+    assert agent.predict("long " * 100, QUESTIONS) == before
+    longer = laya.load(checkpoint_path, device="cpu", max_len=200)
+    assert longer.with_options().predict("long " * 100, QUESTIONS) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_len": 129}, "max_len: expected 1 to 128 tokens, found 129"),
+        ({"max_len": 0}, "max_len: expected 1 to 128 tokens, found 0"),
+        ({"head_max_len": 128}, "head_max_len: expected 1 to 127 tokens, fewer than max_len, found 128"),
+        ({"max_len": 40, "head_max_len": 40}, "expected 1 to 39 tokens"),
+        ({"calibration": {"version": 1}}, "calibration: expected an object with temperature"),
+    ],
+)
+def test_options_that_the_loaded_agent_cannot_have_are_refused(
+    agent: laya.Agent, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(laya.CheckpointError, match=message):
+        agent.with_options(**options)
+
+
 def test_shipped_temperatures_that_a_calibration_replaces_are_not_warned_about(
     make: Callable[[CheckpointSpec], Path], tmp_path: Path
 ) -> None:
@@ -155,7 +187,7 @@ def test_bf16_on_a_cpu_is_opt_in(checkpoint_path: Path, agent: laya.Agent, monke
 
 
 def test_importing_laya_reads_no_environment_and_loads_no_transformers() -> None:
-    program = "import sys, laya; print(sorted({'transformers', 'jobs', 'worker', 'schemas'} & set(sys.modules)))"
+    program = "import sys, laya; print(sorted({'transformers', 'jobs', 'worker'} & set(sys.modules)))"
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"LAYA_CPU_AMP": "x"}
     )
