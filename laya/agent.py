@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from laya.backends.base import Backend, BackendContext
 from laya.backends.selection import DEFAULT, Choice, Flags, choose_backend
-from laya.calibration import Temperatures, read_calibration
+from laya.calibration import Temperatures, read_calibration, warn_if_fitted_for_another
 from laya.checkpoint import Checkpoint, Limits, load_model, open_checkpoint
 from laya.decode import Answers, Logits, decode
 from laya.errors import BackendError, CheckpointError, QuestionError, StateError
@@ -130,7 +130,9 @@ class Agent:
             )
         other = copy(self)
         other.checkpoint = replace(loaded, max_len=longest, head_max_len=head_max_len or loaded.head_max_len)
-        other.temperatures = self.temperatures if calibration is None else read_calibration(calibration)
+        if calibration is not None:
+            other.temperatures = read_calibration(calibration)
+            warn_if_fitted_for_another(other.temperatures, loaded.name, loaded.path, loaded.agent_config)
         return other
 
     def deaccelerate(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from laya.calibration import Temperatures, read_temperatures
+from laya.calibration import Temperatures, read_temperatures, warn_if_fitted_for_another
 from laya.errors import CheckpointError
 from laya.location import Location
 from laya.model import DecisionModel, ModelConfig
@@ -44,6 +44,7 @@ class Checkpoint:
     model_name: str
     temperatures: Temperatures
     model_config: ModelConfig
+    agent_config: Mapping[str, Any]  # rl_agent_config.json
 
     @property
     def tokenizer_path(self) -> Path:
@@ -85,6 +86,8 @@ def open_checkpoint(
     if amp_dtype not in DTYPES:
         raise CheckpointError(f"{AGENT_CONFIG}: amp_dtype: expected one of {', '.join(DTYPES)}, found {amp_dtype!r}")
     config = read_model_config(encoder, agent, max_len)
+    if temperatures is not None:
+        warn_if_fitted_for_another(temperatures, location.name, location.path, agent)
     _check_weights(location.path / WEIGHTS, config)
     return Checkpoint(
         name=location.name,
@@ -98,6 +101,7 @@ def open_checkpoint(
         model_name=str(agent.get("model_name", "rl-agent")),
         temperatures=temperatures or read_temperatures(agent, f"{location.name}: {AGENT_CONFIG}"),
         model_config=config,
+        agent_config=agent,
     )
 
 

@@ -66,8 +66,9 @@ def decode(
 ) -> Answers:
     """The answers of a batch. p = softmax(logits / T) over the options that are there.
 
-    confidence is 1 - H(p) / ln k for choice and score, 1 where k < 2, and max(p) for noul; score is the sum of i p_i;
-    act_probability is the first of softmax(act).
+    confidence is 1 - H(p) / ln k for choice and score, 1 where k < 2, and max(p) for noul; answer_confidence is max(p),
+    or the value of its bin where a calibration has bins for the question; score is the sum of i p_i; act_probability is
+    the first of softmax(act).
     """
     question = encoded.question_index[batch.index]
     counts = encoded.option_counts[batch.index]
@@ -86,7 +87,7 @@ def decode(
         score=probabilities @ np.arange(probabilities.shape[1], dtype=np.float64),
         noul=probabilities[:, TRUE_OPTION],
         confidence=np.where(prepared.types[question] == NOUL, top, certainty),
-        answer_confidence=top,
+        answer_confidence=_in_bins(top, prepared, question, temperatures),
         act_probability=softmax(logits.act.astype(np.float64))[:, 0],
         state_tokens_dropped=encoded.state_tokens_dropped[batch.index],
     )
@@ -103,6 +104,18 @@ def _certainty(probabilities: Floats, counts: Ints) -> Floats:
     logarithms = np.log(probabilities, out=np.zeros_like(probabilities), where=probabilities > 0)
     entropy = -(probabilities * logarithms).sum(axis=1)
     return np.where(counts < 2, 1.0, 1.0 - entropy / np.log(np.maximum(counts, 2)))
+
+
+def _in_bins(top: Floats, prepared: PreparedQuestions, question: Ints, temperatures: Temperatures) -> Floats:
+    """Replace each confidence by the value of the bin that it lies in; NaN, and questions without bins, keep theirs."""
+    replaced = top.copy()
+    for index in np.unique(question).tolist() if temperatures.bins else ():
+        asked = prepared.questions[index]
+        if (values := temperatures.bins_of(asked.type, len(asked.options))) is not None:
+            rows = np.flatnonzero((question == index) & ~np.isnan(top))
+            places = (top[rows] * len(values)).astype(np.int64)
+            replaced[rows] = np.array(values)[np.minimum(places, len(values) - 1)]
+    return replaced
 
 
 def _in_question_order(probabilities: Floats, prepared: PreparedQuestions, question: Ints) -> Floats:

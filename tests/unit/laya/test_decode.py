@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import laya
-from laya.calibration import read_temperatures
+from laya.calibration import Temperatures, read_calibration, read_temperatures
 from laya.decode import Logits, decode
 from laya.model import ABSENT_LOGIT
 from laya.packing import Batch
@@ -32,10 +32,13 @@ def encoded(agent: laya.Agent) -> tuple[PreparedQuestions, EncodedSequences]:
 
 
 def decode_all(
-    encoded: tuple[PreparedQuestions, EncodedSequences], logits: np.ndarray, act: np.ndarray
+    encoded: tuple[PreparedQuestions, EncodedSequences],
+    logits: np.ndarray,
+    act: np.ndarray,
+    temperatures: Temperatures = TEMPERATURES,
 ) -> laya.Answers:
     batch = Batch(np.arange(len(COUNTS)), 64, 1, 64)
-    return decode(*encoded, batch, Logits(logits.astype(np.float32), act.astype(np.float32)), TEMPERATURES)
+    return decode(*encoded, batch, Logits(logits.astype(np.float32), act.astype(np.float32)), temperatures)
 
 
 finite = st.floats(-50, 50, width=32)
@@ -94,3 +97,31 @@ def test_equal_options_choose_the_first_and_huge_logits_stay_finite(
     assert np.isfinite(answers.confidence).all()
     assert answers.act_probability.tolist() == [1.0] * len(COUNTS)
     assert answers.choice_index.tolist() == [0, 2, 0, 0, 0]
+
+
+@settings(deadline=None)
+@given(block=blocks)
+def test_bins_replace_the_confidence_of_their_bucket_alone(
+    encoded: tuple[PreparedQuestions, EncodedSequences], block: list[list[float]]
+) -> None:
+    values = [0.9, 0.5, 0.7, 0.2]
+    content = {"temperature": [1.5, 0.75, 3.0], "temperature_by_options": {"choice:3-5": 2.0}}
+    binned = read_calibration({**content, "binning_map": {"choice:3-5": {"bins": len(values), "values": values}}})
+    act = np.zeros((len(COUNTS), 2))
+    answers, plain = decode_all(encoded, np.array(block), act, binned), decode_all(encoded, np.array(block), act)
+    for row, top in enumerate(plain.answer_confidence.tolist()):
+        replaced = values[min(int(top * len(values)), len(values) - 1)] if row < 2 else top
+        assert answers.answer_confidence[row] == replaced
+    for other in ("probabilities", "choice_index", "confidence", "score", "noul", "act_probability"):
+        assert np.array_equal(getattr(answers, other), getattr(plain, other))
+
+
+def test_a_confidence_that_is_not_a_number_has_no_bin(
+    encoded: tuple[PreparedQuestions, EncodedSequences],
+) -> None:
+    binned = read_calibration({"temperature": [1, 1, 1], "binning_map": {"noul:2": {"bins": 1, "values": [0.5]}}})
+    logits = np.zeros((len(COUNTS), WIDTH))
+    logits[4] = math.nan
+    answers = decode_all(encoded, logits, np.zeros((len(COUNTS), 2)), binned)
+    assert math.isnan(answers.answer_confidence[4])
+    assert answers.answer_confidence[2] == 1.0
