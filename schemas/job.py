@@ -182,16 +182,30 @@ class Suspects:
 
 
 @dataclass(frozen=True)
+class Lease:
+    """What a shard is held by. The fence: a write under another attempt, or by another worker, is refused."""
+
+    shard_id: int
+    attempt: int
+    owner: str  # the worker's name
+
+
+@dataclass(frozen=True)
 class Claim:
-    """A shard that a worker holds. `attempt` is the fence: a write under an older attempt is refused."""
+    """A shard that a worker holds, with all that it needs to score it."""
 
     job_id: int
     shard_id: int
     attempt: int
+    owner: str
     priority: int
     spec: JobSpec
     plan: ShardPlan
     suspects: Suspects | None = None  # None: no process has died with this shard in hand
+
+    @property
+    def lease(self) -> Lease:
+        return Lease(self.shard_id, self.attempt, self.owner)
 
     def __str__(self) -> str:
         return f"job {self.job_id} shard {self.shard_id} attempt {self.attempt}"

@@ -58,6 +58,7 @@ jobs = Table(
     Column("started_at", UtcTime),
     Column("finished_at", UtcTime),
     Column("cancel_requested_at", UtcTime),
+    sqlite_autoincrement=True,  # an id is never another's: what a late worker or a script holds names nothing else
 )
 
 input_files = Table(
@@ -102,6 +103,7 @@ shards = Table(
     Column("finished_at", UtcTime),
     UniqueConstraint("job_id", "number"),
     Index(None, "status", "lease_expires_at"),
+    sqlite_autoincrement=True,
 )
 
 job_checkpoints = Table(
@@ -133,6 +135,7 @@ workers = Table(
     Column("error", Text),
     Column("started_at", UtcTime, nullable=False),
     Column("heartbeat_at", UtcTime, nullable=False),
+    sqlite_autoincrement=True,
 )
 
 batches = Table(
@@ -162,6 +165,8 @@ batches = Table(
     Column("created_at", UtcTime, nullable=False),
     Index(None, "job_id"),
     Index(None, "shard_id"),
+    Index(None, "worker_id"),
+    sqlite_autoincrement=True,
 )
 
 results = Table(

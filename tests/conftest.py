@@ -94,8 +94,8 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def db(database_url: str) -> Iterator[Database]:
-    """A migrated database."""
-    database = Database(database_url)
+    """A migrated database, which several threads may use at once as several workers would."""
+    database = Database(database_url, connections=16)
     database.migrate()
     yield database
     database.close()

@@ -16,4 +16,4 @@ def planned_claims(spec: JobSpec, rows_per_shard: int) -> list[Claim]:
     """A claim of each shard of real files."""
     plan = plan_job(spec, rows_per_shard, [])
     shards = [replace(shard, files=tuple(plan.files)) for shard in plan.shards]
-    return [Claim(1, number, 1, 0, spec, shard) for number, shard in enumerate(shards)]
+    return [Claim(1, number, 1, "w", 0, spec, shard) for number, shard in enumerate(shards)]

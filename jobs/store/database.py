@@ -2,11 +2,10 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
@@ -20,7 +19,7 @@ from jobs.errors import DatabaseAwayError, DatabaseBusyError, DatabaseError
 from jobs.settings import without_password
 from schemas.tables import UtcTime
 
-SQLITE_BUSY_TIMEOUT_S = 30  # how long a writer waits for another before it gives up
+LOCK_TIMEOUT_S = 30  # how long a writer waits for another before it gives up
 CONNECT_TIMEOUT_S = 5
 SILENCE_S = 30
 SESSION_NAME_BYTES = 63
@@ -61,13 +60,15 @@ def _sqlite_clock(element: Any, compiler: Any, **kw: Any) -> str:
 class Database:
     """One database: transactions that write, transactions that only read, and the schema's version."""
 
-    def __init__(self, url: str, retry_s: float = RETRY_S, owner: str | None = None) -> None:
+    def __init__(self, url: str, retry_s: float = RETRY_S, owner: str | None = None, connections: int = 1) -> None:
         """One database.
 
         Args:
             url: `postgresql://…` or `sqlite:///…`.
             retry_s: for how long a call tries again what the database refuses for the moment.
-            owner: the worker that holds leases through it; PostgreSQL knows its sessions by this name.
+            owner: the worker that holds leases through it; PostgreSQL knows its transactions by this name.
+            connections: the most that are open at once; a thread that finds none free waits for one. One will do for
+                threads whose transactions are short, and is all that a server has for each of many workers.
         """
         self.retry_s = retry_s
         self._owner = owner
@@ -79,13 +80,20 @@ class Database:
             raise DatabaseError(NOT_A_URL)
         if not self.is_sqlite:
             self.url = self.url.set(drivername="postgresql+psycopg")
-        self._engine = sa.create_engine(self.url, pool_pre_ping=True, connect_args=self._connect_args())
+        self._engine = sa.create_engine(
+            self.url,
+            poolclass=sa.QueuePool,
+            pool_size=connections,
+            max_overflow=0,
+            pool_pre_ping=True,
+            pool_timeout=LOCK_TIMEOUT_S,
+            connect_args=self._connect_args(),
+        )
         if self.is_sqlite:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
             sa.event.listen(self._engine, "begin", _begin_sqlite)
         else:
-            sa.event.listen(self._engine, "connect", _prepare_postgresql)
-            sa.event.listen(self._engine, "begin", _begin_postgresql)
+            sa.event.listen(self._engine, "begin", self._begin_postgresql)
         self._reading = self._engine.execution_options(laya_batch_reads=True)
 
     @property
@@ -145,14 +153,28 @@ class Database:
 
     def _connect_args(self) -> dict[str, Any]:
         if self.is_sqlite:
-            return {"timeout": SQLITE_BUSY_TIMEOUT_S}
+            return {"timeout": LOCK_TIMEOUT_S}
         return {
             "connect_timeout": CONNECT_TIMEOUT_S,
             # A server that vanished without a word is noticed in half a minute, not in the kernel's quarter of an hour.
             "keepalives_idle": SILENCE_S,
             "tcp_user_timeout": SILENCE_S * 1000,
-            "application_name": session_name(self._owner or "laya-batch"),
+            # A pooler in transaction mode gives each transaction another session, which knows no statement by its name.
+            "prepare_threshold": None,
         }
+
+    def _begin_postgresql(self, connection: sa.Connection) -> None:
+        """Set what the transaction needs, for itself alone: a pooler gives the next one in this session to another."""
+        reads = connection.get_execution_options().get("laya_batch_reads", False)
+        # Who reads locks no row, and may take its time between two chunks of an export.
+        idle_s = 0 if reads else IDLE_IN_TRANSACTION_S
+        options = {
+            "application_name": session_name(self._owner or "laya-batch"),
+            "idle_in_transaction_session_timeout": f"{idle_s}s",
+            "lock_timeout": f"{LOCK_TIMEOUT_S}s",
+        }
+        local = ", ".join(f"set_config('{name}', %({name})s, true)" for name in options)
+        connection.exec_driver_sql(f"SELECT {local}", options)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -189,7 +211,7 @@ def _kind_of(error: sa.exc.DBAPIError | sa.exc.TimeoutError) -> type[DatabaseErr
 @retry(
     retry=retry_if_exception_message(match=".*locked"),
     wait=wait_fixed(0.05),
-    stop=stop_after_delay(SQLITE_BUSY_TIMEOUT_S),
+    stop=stop_after_delay(LOCK_TIMEOUT_S),
     reraise=True,
 )
 def _prepare_sqlite(connection: Any, _record: object) -> None:
@@ -202,21 +224,6 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     reads = connection.get_execution_options().get("laya_batch_reads", False)
     # A writer takes its lock at once: two that both read first and then write would deadlock.
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-
-def _prepare_postgresql(connection: Any, _record: object) -> None:
-    connection.autocommit = True
-    with suppress(psycopg.OperationalError):  # a connection that broke so soon shows it at its first statement
-        try:
-            connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'")
-        finally:
-            connection.autocommit = False
-
-
-def _begin_postgresql(connection: sa.Connection) -> None:
-    if connection.get_execution_options().get("laya_batch_reads", False):
-        # Who reads locks no row, and may take its time between two chunks of an export.
-        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
 
 
 def _head_revision() -> str | None:

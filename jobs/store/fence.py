@@ -1,12 +1,13 @@
-"""The fence: a shard is touched only under the attempt that holds it. And how an attempt that failed ends."""
+"""The fence: a shard is touched only by the worker and attempt that hold it. And how an attempt that failed ends."""
 
 from typing import Any
 
 import sqlalchemy as sa
 
-from jobs.errors import LeaseLostError
+from jobs.errors import JobNotFoundError, LeaseLostError
 from jobs.store.database import seconds_from_now
-from schemas.job import Claim, JobStatus, ShardStatus
+from jobs.store.lifecycle import lock_job
+from schemas.job import Claim, JobStatus, Lease, ShardStatus
 from schemas.tables import jobs, shards
 
 JOB_IS_OPEN = sa.exists().where(
@@ -18,11 +19,9 @@ JOB_IS_OPEN = sa.exists().where(
 
 
 def hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any) -> None:
-    """The fence: touch the shard only under the attempt that the claim made."""
+    """Prolong the lease and change the shard's `values`; raises LeaseLostError unless the claim still holds it."""
     held = connection.execute(
-        sa.update(shards)
-        .where(*_held(claim.shard_id, claim.attempt))
-        .values(lease_expires_at=seconds_from_now(lease_s), **values)
+        sa.update(shards).where(*_held(claim.lease)).values(lease_expires_at=seconds_from_now(lease_s), **values)
     )
     if held.rowcount != 1:
         raise LeaseLostError(
@@ -30,38 +29,48 @@ def hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any)
         )
 
 
-def count_failure(connection: sa.Connection, shard_id: int, attempt: int, error: str, max_attempts: int) -> bool:
+def lock_job_of(connection: sa.Connection, claim: Claim) -> None:
+    """As `lock_job`; raises LeaseLostError when the job has been deleted, and its shards with it."""
+    try:
+        lock_job(connection, claim.job_id)
+    except JobNotFoundError as error:
+        raise LeaseLostError(f"job {claim.job_id} has been deleted") from error
+
+
+def count_failure(connection: sa.Connection, lease: Lease, error: str, max_attempts: int) -> bool:
     """End an attempt that failed. Returns True when the shard is queued again."""
-    failures = get_held(connection, shard_id, attempt).failures + 1
-    return end_attempt(connection, (shard_id, attempt), error, failures >= max_attempts, failures=failures)
+    failures = get_held(connection, lease).failures + 1
+    return end_attempt(connection, lease, error, failures >= max_attempts, failures=failures)
 
 
-def get_held(connection: sa.Connection, shard_id: int, attempt: int) -> sa.Row[Any]:
-    """The shard's row; raises LeaseLostError unless this attempt holds it. The caller holds the job's lock."""
-    found = connection.execute(sa.select(shards).where(*_held(shard_id, attempt))).one_or_none()
+def get_held(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
+    """Return the shard's row; raises LeaseLostError unless this lease holds it. The caller holds the job's lock."""
+    found = connection.execute(sa.select(shards).where(*_held(lease))).one_or_none()
     if found is None:
-        raise LeaseLostError(f"shard {shard_id} is no longer held by attempt {attempt}")
+        raise LeaseLostError(f"shard {lease.shard_id} is no longer held by attempt {lease.attempt}")
     return found
 
 
-def end_attempt(connection: sa.Connection, held: tuple[int, int], error: str, exhausted: bool, **values: Any) -> bool:
-    """Queue the shard again, or fail it when `exhausted`, or cancel it with its job. True when queued.
-
-    `held` is the shard's id and the attempt that holds it.
-    """
-    job_id = connection.execute(sa.select(shards.c.job_id).where(shards.c.id == held[0])).scalar_one()
+def end_attempt(connection: sa.Connection, lease: Lease, error: str, exhausted: bool, **values: Any) -> bool:
+    """Queue the shard again, or fail it when `exhausted`, or cancel it with its job. True when queued."""
+    job_id = connection.execute(sa.select(shards.c.job_id).where(shards.c.id == lease.shard_id)).scalar_one()
     if must_stop(connection, job_id):
         status = ShardStatus.CANCELLED
     else:
         status = ShardStatus.FAILED if exhausted else ShardStatus.QUEUED
     ended = {} if status == ShardStatus.QUEUED else {"finished_at": seconds_from_now()}
     released = {"status": status, "last_error": error, "lease_owner": None, "sent_at": seconds_from_now()}
-    connection.execute(sa.update(shards).where(*_held(*held)).values(**released, **ended, **values))
+    connection.execute(sa.update(shards).where(*_held(lease)).values(**released, **ended, **values))
     return status == ShardStatus.QUEUED
 
 
-def _held(shard_id: int, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
-    return shards.c.id == shard_id, shards.c.attempt == attempt, shards.c.status == ShardStatus.RUNNING
+def _held(lease: Lease) -> tuple[sa.ColumnElement[bool], ...]:
+    return (
+        shards.c.id == lease.shard_id,
+        shards.c.attempt == lease.attempt,
+        shards.c.lease_owner == lease.owner,
+        shards.c.status == ShardStatus.RUNNING,
+    )
 
 
 def must_stop(connection: sa.Connection, job_id: int) -> bool:

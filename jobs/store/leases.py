@@ -1,7 +1,7 @@
 """Shards in a worker's hands: claimed, saved into, finished, failed, or given back.
 
-Each claim raises the shard's attempt number, and each write checks it in its own transaction: a worker that lost its
-lease, however late it wakes, changes nothing.
+Each claim raises the shard's attempt number, and each write checks it, and whose claim it was, in its own transaction:
+a worker that lost its lease, however late it wakes, changes nothing.
 """
 
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from jobs.errors import JobNotFoundError
 from jobs.store.database import Database, seconds_from_now
-from jobs.store.fence import JOB_IS_OPEN, count_failure, hold, must_stop
+from jobs.store.fence import JOB_IS_OPEN, count_failure, get_held, hold, lock_job_of, must_stop
 from jobs.store.lifecycle import cancel_waiting_shards, lock_job, settle_job, start_job
 from jobs.store.replay import replayed
 from jobs.store.traces import are_errors_saved, is_batch_saved
@@ -102,6 +102,7 @@ def claim_shard(db: Database, message: ShardMessage, owner: str, lease_s: float)
         job_id,
         shard_id,
         claimed.attempt,
+        owner,
         job.priority,
         JobSpec.model_validate(job.spec),
         plan,
@@ -126,7 +127,8 @@ def _files_of(connection: sa.Connection, job_id: int, first_row: int, rows: int)
 def hold_checkpoint(db: Database, claim: Claim, fingerprint: str, revision: str | None) -> str:
     """Note the weights that score this job, the first time; returns the fingerprint that the job is held to."""
     with db.write() as connection:
-        lock_job(connection, claim.job_id)
+        lock_job_of(connection, claim)
+        get_held(connection, claim.lease)
         connection.execute(
             sa.update(jobs)
             .where(jobs.c.id == claim.job_id, jobs.c.checkpoint_fingerprint.is_(None))
@@ -141,7 +143,8 @@ def hold_route(db: Database, claim: Claim, checkpoint: str, fingerprint: str, re
     of_route = job_checkpoints.c.job_id == claim.job_id, job_checkpoints.c.checkpoint == checkpoint
     held = sa.select(job_checkpoints.c.fingerprint).where(*of_route)
     with db.write() as connection:
-        lock_job(connection, claim.job_id)
+        lock_job_of(connection, claim)
+        get_held(connection, claim.lease)
         if (held_to := connection.scalar(held)) is not None:
             return str(held_to)
         noted = {"job_id": claim.job_id, "checkpoint": checkpoint, "fingerprint": fingerprint, "revision": revision}
@@ -224,7 +227,7 @@ def _insert_row_errors(
     failed_rows = {error.row_number for error in errors}
     pairs = sum(len(claim.spec.questions) if error.question == WHOLE_ROW else 1 for error in errors)
     with db.write() as connection:
-        lock_job(connection, claim.job_id)
+        lock_job_of(connection, claim)
         hold(
             connection,
             claim,
@@ -283,8 +286,8 @@ def give_back(db: Database, claim: Claim) -> None:
 def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> None:
     """An attempt ended in an error. Its message is left to the sweep: what failed just now may work in a while."""
     with db.write() as connection:
-        lock_job(connection, claim.job_id)
-        count_failure(connection, claim.shard_id, claim.attempt, error, max_attempts)
+        lock_job_of(connection, claim)
+        count_failure(connection, claim.lease, error, max_attempts)
         settle_job(connection, claim.job_id)
 
 
@@ -292,7 +295,7 @@ def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> Non
 def _release(db: Database, /, claim: Claim, **values: Any) -> JobStatus | None:
     ended_so = shards.c.id == claim.shard_id, shards.c.attempt == claim.attempt, shards.c.status == values["status"]
     with db.write() as connection:
-        lock_job(connection, claim.job_id)
+        lock_job_of(connection, claim)
         if connection.scalar(sa.select(shards.c.id).where(*ended_so)):
             return None  # it was committed before, and the reply was lost
         hold(connection, claim, 0, lease_owner=None, **values)

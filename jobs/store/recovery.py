@@ -7,7 +7,7 @@ from jobs.store.fence import JOB_IS_OPEN
 from jobs.store.lifecycle import lock_job, settle_job
 from jobs.store.replay import replayed
 from jobs.store.suspects import count_death
-from schemas.job import ShardStatus
+from schemas.job import Lease, ShardStatus
 from schemas.message import QueuedShard
 from schemas.tables import jobs, shards
 
@@ -96,19 +96,19 @@ def _in_job(job_id: int | None) -> sa.ColumnElement[bool]:
 
 def _release_running(db: Database, which: sa.ColumnElement[bool], error: str, max_attempts: int) -> list[QueuedShard]:
     lost = (
-        sa.select(shards.c.id, shards.c.job_id, shards.c.attempt, jobs.c.priority)
+        sa.select(shards.c.id, shards.c.job_id, shards.c.attempt, shards.c.lease_owner, jobs.c.priority)
         .join(jobs)
         .where(shards.c.status == ShardStatus.RUNNING, which)
     )
     with db.read() as connection:
         found = connection.execute(lost).all()
     queued = []
-    for shard_id, job_id, attempt, priority in found:
+    for shard_id, job_id, attempt, owner, priority in found:
         with db.write() as connection:
             lock_job(connection, job_id)
             still_lost = connection.scalar(lost.with_only_columns(shards.c.attempt).where(shards.c.id == shard_id))
             if still_lost == attempt:
-                if count_death(connection, shard_id, attempt, error, max_attempts):
+                if count_death(connection, Lease(shard_id, attempt, owner), error, max_attempts):
                     queued.append(QueuedShard(job_id, shard_id, priority))
                 settle_job(connection, job_id)
     return queued

@@ -8,11 +8,11 @@ alone is set aside. While no process dies, none of this costs a statement.
 import sqlalchemy as sa
 
 from jobs.store.database import Database
-from jobs.store.fence import end_attempt, get_held, hold
+from jobs.store.fence import end_attempt, get_held, hold, lock_job_of
 from jobs.store.leases import RowError, save_row_errors
-from jobs.store.lifecycle import NO_SUSPECTS, lock_job, settle_job
+from jobs.store.lifecycle import NO_SUSPECTS, settle_job
 from jobs.store.replay import replayed
-from schemas.job import Claim
+from schemas.job import Claim, Lease
 from schemas.message import QueuedShard
 from schemas.tables import shards
 
@@ -51,25 +51,25 @@ def set_aside(db: Database, claim: Claim, lease_s: float, errors: list[RowError]
 def record_death(db: Database, claim: Claim, reason: str, max_attempts: int) -> list[QueuedShard]:
     """What a process that must end says of itself. Returns what is queued again, whose messages must be sent."""
     with db.write() as connection:
-        lock_job(connection, claim.job_id)
-        queued = count_death(connection, claim.shard_id, claim.attempt, reason, max_attempts)
+        lock_job_of(connection, claim)
+        queued = count_death(connection, claim.lease, reason, max_attempts)
         settle_job(connection, claim.job_id)
     return [QueuedShard(claim.job_id, claim.shard_id, claim.priority)] if queued else []
 
 
-def count_death(connection: sa.Connection, shard_id: int, attempt: int, reason: str, max_attempts: int) -> bool:
+def count_death(connection: sa.Connection, lease: Lease, reason: str, max_attempts: int) -> bool:
     """End the attempt of a process that died. Returns True when the shard is queued again.
 
     A death while suspects were tried narrows them. One before the first was tried is a failure like any other.
     """
-    shard = get_held(connection, shard_id, attempt)
+    shard = get_held(connection, lease)
     values = {"deaths": shard.deaths + 1, "failures": shard.failures}
     if shard.suspect_first_row is None:
         first, last = shard.first_row_number, shard.first_row_number + shard.rows - 1
         values |= {"suspect_first_row": first, "suspect_last_row": last}
-    elif shard.suspect_attempt == attempt:
+    elif shard.suspect_attempt == lease.attempt:
         values["suspect_deaths"] = shard.suspect_deaths + 1
     else:
         values["failures"] += 1
     exhausted = values["failures"] >= max_attempts or values["deaths"] >= DEATHS_PER_ATTEMPT * max_attempts
-    return end_attempt(connection, (shard_id, attempt), reason, exhausted, **values)
+    return end_attempt(connection, lease, reason, exhausted, **values)

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 import jobs
 from jobs.queue import count_messages
 from jobs.store import leases, lifecycle, recovery
-from jobs.store.database import SQLITE_BUSY_TIMEOUT_S, Database
+from jobs.store.database import LOCK_TIMEOUT_S, Database
 from jobs.store.leases import RowError
 from jobs.store.recovery import LEFT_OPEN_S
 from schemas.job import Claim, JobStatus
@@ -235,7 +235,7 @@ def test_serialisation_failures_are_replayed(
     postgres_url: str, caplog: pytest.LogCaptureFixture, report: FaultReport
 ) -> None:
     strict = with_option(postgres_url, "default_transaction_isolation=serializable")
-    with closing(Database(strict, retry_s=60.0)) as db:
+    with closing(Database(strict, retry_s=60.0, connections=6)) as db:
         db.migrate()
         job_id, batch = make_job(db, 6), record(db)
         claims = [must_claim(db, job_id, number) for number in range(6)]
@@ -313,7 +313,7 @@ def test_another_program_holds_sqlite(statement: str, sqlite_scene: Scene, repor
             count = sqlite_scene.finish(job)
             report.record("SQLite held by a reader", times=1, **costs(count), recover_s=None)
             return
-        time.sleep(SQLITE_BUSY_TIMEOUT_S + FAULT_S)
+        time.sleep(LOCK_TIMEOUT_S + FAULT_S)
         rival.execute("ROLLBACK")
     recover_s = sqlite_scene.await_progress(job)
     report.record("SQLite locked by a writer", times=1, **costs(sqlite_scene.finish(job)), recover_s=recover_s)

@@ -3,9 +3,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from tests.conftest import empty_database
 from tests.integration.service import Service, serve
+from tests.pgbouncer import PgBouncer
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres_admin: sa.Engine) -> Iterator[PgBouncer]:
+    """A PgBouncer in transaction mode before the tests' PostgreSQL."""
+    with PgBouncer(postgres_admin.url) as one:
+        yield one
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
-"""Every promise of the store that needs no worker, on SQLite and PostgreSQL."""
+"""Every promise of the store that needs no worker: on SQLite, PostgreSQL, and PostgreSQL behind PgBouncer."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,26 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from jobs.errors import DatabaseError, IdempotencyError, JobNotFoundError, LeaseLostError
-from jobs.store import leases, lifecycle, recovery, reports, workers
+from jobs.store import leases, lifecycle, recovery, reports, suspects, workers
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.leases import BatchRecord, RowError
 from jobs.store.lifecycle import JobOptions
 from schemas.job import Claim, JobSpec, JobStatus, TransitionError
 from schemas.message import ShardMessage
 from schemas.tables import batches, jobs, metadata, results, shards
+from schemas.tables import workers as table_of_workers
 from tests.plans import even_plan
 
 ROWS = 10  # in each shard
 LEASE_S = 60.0
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "pgbouncer"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'test.db'}"
+    url = str(request.getfixturevalue("postgres_url"))
+    return url if request.param == "postgresql" else str(request.getfixturevalue("pgbouncer").before(url))
 
 
 def make_job(db: Database, shard_count: int = 2, key: str | None = None, **spec: Any) -> int:
@@ -131,20 +142,30 @@ def test_answers_are_saved_with_their_batch_and_skipped_when_claimed_again(db: D
         assert write_ms > 0
 
 
+def writes_of(db: Database, claimed: Claim) -> list[Callable[[], object]]:
+    """Everything that a worker writes under its claim."""
+    return [
+        lambda: leases.save_batch(db, claimed, LEASE_S, record(db), answers(0, 3)),
+        lambda: leases.save_row_errors(db, claimed, LEASE_S, [RowError(0, "*", None, "c", "m")]),
+        lambda: leases.hold_checkpoint(db, claimed, "aaa", None),
+        lambda: leases.hold_route(db, claimed, "english", "aaa", None),
+        lambda: leases.renew_lease(db, claimed, LEASE_S),
+        lambda: suspects.mark_suspects(db, claimed, LEASE_S, 0, 1),
+        lambda: suspects.clear_suspects(db, claimed, LEASE_S),
+        lambda: suspects.record_death(db, claimed, "late", 3),
+        lambda: leases.finish_shard(db, claimed),
+        lambda: leases.give_back(db, claimed),
+        lambda: leases.stop_shard(db, claimed),
+        lambda: leases.fail_shard(db, claimed, "late", 3),
+    ]
+
+
 def test_a_worker_that_lost_its_lease_changes_nothing(db: Database) -> None:
     job_id = make_job(db, 1)
     stale = must_claim(db, job_id, lease_s=-1)
     assert [lost.shard_id for lost in recovery.expire_leases(db, 3)] == [stale.shard_id]
     fresh = must_claim(db, job_id)
-    for write in (
-        lambda: leases.save_batch(db, stale, LEASE_S, record(db), answers(0, 3)),
-        lambda: leases.save_row_errors(db, stale, LEASE_S, [RowError(0, "*", None, "c", "m")]),
-        lambda: leases.renew_lease(db, stale, LEASE_S),
-        lambda: leases.finish_shard(db, stale),
-        lambda: leases.give_back(db, stale),
-        lambda: leases.stop_shard(db, stale),
-        lambda: leases.fail_shard(db, stale, "late", 3),
-    ):
+    for write in writes_of(db, stale):
         with pytest.raises(LeaseLostError):
             write()
     assert leases.saved_pairs(db, fresh) == set()
@@ -152,6 +173,31 @@ def test_a_worker_that_lost_its_lease_changes_nothing(db: Database) -> None:
     with pytest.raises(LeaseLostError):
         leases.fail_shard(db, stale, "later still", 3)
     assert reports.get_job(db, job_id).status is JobStatus.SUCCEEDED
+
+
+def test_the_id_of_a_deleted_job_is_never_given_again_and_its_worker_writes_nothing(db: Database) -> None:
+    deleted = must_claim(db, make_job(db, 1))
+    worker_id = record(db).worker_id
+    with db.write() as connection:
+        connection.execute(sa.delete(jobs).where(jobs.c.id == deleted.job_id))
+        connection.execute(sa.delete(table_of_workers).where(table_of_workers.c.id == worker_id))
+    again = must_claim(db, make_job(db, 1))
+    assert (again.job_id > deleted.job_id, again.shard_id > deleted.shard_id) == (True, True)
+    assert record(db).worker_id > worker_id
+    for write in writes_of(db, deleted):
+        with pytest.raises(LeaseLostError):
+            write()
+    assert leases.saved_pairs(db, again) == set()
+    assert leases.finish_shard(db, again) is JobStatus.SUCCEEDED
+
+
+def test_a_claim_of_another_worker_changes_nothing_though_shard_and_attempt_are_the_same(db: Database) -> None:
+    held = must_claim(db, make_job(db, 1))
+    for write in writes_of(db, replace(held, owner="other")):
+        with pytest.raises(LeaseLostError):
+            write()
+    assert leases.saved_pairs(db, held) == set()
+    assert leases.finish_shard(db, held) is JobStatus.SUCCEEDED
 
 
 def test_an_answer_is_never_doubled(db: Database) -> None:

@@ -98,7 +98,7 @@ def test_all_rows_then_64_then_8_then_one(db: Database, tmp_path: Path, killer: 
     assert (error.row_number, error.row_id, error.code) == (killer, f"t{killer}", "killed_worker")
     message = "2 processes died of scoring this row alone, the last: the worker process died: killed by SIGKILL"
     assert error.message == message
-    everything = Claim(bench.job_id, 1, 1, 0, JobSpec.model_construct(), ShardPlan(0, 1000))
+    everything = Claim(bench.job_id, 1, 1, "w", 0, JobSpec.model_construct(), ShardPlan(0, 1000))
     assert {row for row, _ in leases.saved_pairs(db, everything)} == set(range(1000))
 
 

@@ -79,6 +79,7 @@ def upgrade() -> None:
         sa.Column("cancel_requested_at", UtcTime(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
         sa.UniqueConstraint("idempotency_key", name=op.f("uq_jobs_idempotency_key")),
+        sqlite_autoincrement=True,
     )
     op.create_table(
         "input_files",
@@ -120,6 +121,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_shards_job_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_shards")),
         sa.UniqueConstraint("job_id", "number", name=op.f("uq_shards_job_id_number")),
+        sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_shards_status_lease_expires_at"), "shards", ["status", "lease_expires_at"], unique=False)
     op.create_table(
@@ -151,6 +153,7 @@ def upgrade() -> None:
         sa.Column("started_at", UtcTime(), nullable=False),
         sa.Column("heartbeat_at", UtcTime(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_workers")),
+        sqlite_autoincrement=True,
     )
     op.create_table(
         "batches",
@@ -180,9 +183,11 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["shard_id"], ["shards.id"], name=op.f("fk_batches_shard_id"), ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["worker_id"], ["workers.id"], name=op.f("fk_batches_worker_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_batches")),
+        sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_batches_job_id"), "batches", ["job_id"], unique=False)
     op.create_index(op.f("ix_batches_shard_id"), "batches", ["shard_id"], unique=False)
+    op.create_index(op.f("ix_batches_worker_id"), "batches", ["worker_id"], unique=False)
     op.create_table(
         "results",
         sa.Column("job_id", Id, nullable=False),
