@@ -27,7 +27,7 @@ from jobs.store.database import Database
 from laya.collation import collate
 from laya.packing import default_limits
 from schemas.message import ShardMessage
-from schemas.question import read_questions
+from schemas.question_file import read_questions
 from worker.answers import result_rows
 from worker.reader import Window
 

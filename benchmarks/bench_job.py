@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from jobs.settings import load_settings
 from jobs.store import reports
 from jobs.store.database import Database
-from schemas.question import read_questions
+from schemas.question_file import read_questions
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "examples" / "demo"

@@ -19,7 +19,8 @@ from jobs.store.database import Database
 from jobs.store.lifecycle import JobOptions
 from schemas.checkpoints import known_name, missing_files
 from schemas.job import MAX_PRIORITY, ROUTED_TO, ROUTER, JobSpec
-from schemas.question import check_questions, read_questions
+from schemas.question import check_questions
+from schemas.question_file import read_questions
 
 _SEND_CHUNK_SHARDS = 1000
 

@@ -26,9 +26,10 @@ from laya.precision import choose_device, choose_dtype
 from laya.questions import check_questions
 from laya.replies import render_replies
 from laya.runner import Degradations, Launched, Runner, one_behind
-from laya.sequence import EncodedSequences, PreparedQuestions, SequenceLimits, encode_sequences, prepare_questions
+from laya.sequence import EncodedSequences, PreparedQuestions, encode_sequences, prepare_questions
 from laya.settings import Settings, read_settings
 from laya.tokenizer import TextTokenizer
+from schemas.question_text import SequenceLimits
 
 Questions = Mapping[str, Mapping[str, Any]]
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from laya.decode import Answers
-from laya.questions import Question
 from laya.sequence import EncodedSequences, PreparedQuestions
+from schemas.question_text import Question
 
 DIGITS = 4
 

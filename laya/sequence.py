@@ -1,7 +1,8 @@
 """Token sequences: `[CLS] question [SEP] [MASK] option … [SEP] state [SEP]`, one for each (state, question) pair.
 
-Owns the layout and its cuts. A question's part is laid out once for all states, a state is tokenised once for all
-questions, and the pairs are joined by array operations, never one by one. Batches are `packing`'s.
+Owns the layout; what is cut of a question is `schemas.question_text`'s. A question's part is laid out once for all
+states, a state is tokenised once for all questions, and the pairs are joined by array operations, never one by one.
+Batches are `packing`'s.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laya.errors import StateError
-from laya.questions import Question
 from laya.states import keeps_end, state_text
-from laya.tokenizer import TextTokenizer, TokenisedTexts
-
-OPTION_TOKENS = 48  # of an option's text, without its mask token
-LEAST_OPTION_TOKENS = 4  # with its mask token, when options have to be cut to fit
-LEAST_INSTRUCTION_TOKENS = 8
-TIGHT_BUDGET = 16  # fewer tokens than this for the instructions, and the options are cut
+from laya.tokenizer import SpecialTokens, TextTokenizer, TokenisedTexts
+from schemas.calibration import TYPE_NAMES
+from schemas.question_text import HeadCuts, Question, SequenceLimits, cut_head, why_unfit
 
 Ints = NDArray[np.int64]
 
@@ -79,35 +76,23 @@ class EncodedSequences:
         return np.diff(self.marker_offsets)
 
 
-@dataclass(frozen=True)
-class SequenceLimits:
-    """In tokens: the longest sequence, and what the question's part should not exceed."""
-
-    max_len: int
-    head_max_len: int
-
-
 def prepare_questions(
     questions: tuple[Question, ...], tokenizer: TextTokenizer, limits: SequenceLimits
 ) -> PreparedQuestions:
     """Lay out the questions' heads with one call of the tokenizer."""
-    texts = [text for question in questions for text in (question.text, *(f" {o}" for o in _in_order(question)))]
-    tokenised = tokenizer.tokenise(texts)
+    tokenised = tokenizer.tokenise([text for question in questions for text in question.texts])
     pieces = iter(np.split(tokenised.flat, tokenised.offsets[1:-1]))
     heads, markers, distinct, option_tokens, unfit = [], [], [], [], {}
     for question in questions:
         instructions, *options = [next(pieces) for _ in range(1 + len(question.options))]
-        head, marks, spans, most = _lay_out(instructions, options, tokenizer, limits)
-        fitting = int((marks < limits.max_len).sum())
-        if fitting < len(marks):
-            unfit[question.id] = (
-                f"question {question.id!r}: {fitting} of its {len(marks)} options fit in max_len {limits.max_len} with "
-                f"head_max_len {limits.head_max_len}; raise max_len, lower head_max_len, or ask with fewer options"
-            )
+        cuts = cut_head(len(instructions), list(map(len, options)), limits.head_max_len)
+        head, spans = _lay_out(instructions, options, tokenizer.special, cuts)
+        if (why := why_unfit(question.id, cuts, limits)) is not None:
+            unfit[question.id] = why
         heads.append(head)
-        markers.append(marks)
+        markers.append(np.array(cuts.markers, dtype=np.int64))
         distinct.append(len({span.tobytes() for span in spans}))
-        option_tokens.append(most)
+        option_tokens.append(cuts.option_limit)
     return PreparedQuestions(
         questions=questions,
         unfit=unfit,
@@ -117,7 +102,7 @@ def prepare_questions(
         marker_offsets=_offsets([len(marks) for marks in markers]),
         options_distinct=np.array(distinct, dtype=np.int64),
         option_tokens=np.array(option_tokens, dtype=np.int64),
-        types=np.array([question.type_index for question in questions], dtype=np.int64),
+        types=np.array([TYPE_NAMES.index(question.type) for question in questions], dtype=np.int64),
     )
 
 
@@ -197,20 +182,15 @@ def _join(
 
 
 def _lay_out(
-    instructions: NDArray[np.int32], options: list[NDArray[np.int32]], tokenizer: TextTokenizer, limits: SequenceLimits
-) -> tuple[NDArray[np.int32], Ints, list[NDArray[np.int32]], int]:
-    """One question's head, its markers' positions, its options' tokens, and what they were cut to (0: not cut)."""
-    special = tokenizer.special
-    spans = [np.concatenate(([special.mask], option[:OPTION_TOKENS])).astype(np.int32) for option in options]
-    budget, most = limits.head_max_len - sum(map(len, spans)), 0
-    if budget < TIGHT_BUDGET:
-        most = max(LEAST_OPTION_TOKENS, (limits.head_max_len - TIGHT_BUDGET) // len(spans))
-        spans = [span[:most] for span in spans]
-        budget = limits.head_max_len - sum(map(len, spans))
-    kept = instructions[: max(LEAST_INSTRUCTION_TOKENS, budget)]
-    head = np.concatenate(([special.cls], kept, [special.sep], *spans, [special.sep])).astype(np.int32)
-    markers = len(kept) + 2 + _offsets([len(span) for span in spans])[:-1]
-    return head, markers, spans, most
+    instructions: NDArray[np.int32], options: list[NDArray[np.int32]], special: SpecialTokens, cuts: HeadCuts
+) -> tuple[NDArray[np.int32], list[NDArray[np.int32]]]:
+    """One question's head, and its options' tokens."""
+    spans = [
+        np.concatenate(([special.mask], option[:kept])).astype(np.int32)
+        for option, kept in zip(options, cuts.options, strict=True)
+    ]
+    kept = instructions[: cuts.instructions]
+    return np.concatenate(([special.cls], kept, [special.sep], *spans, [special.sep])).astype(np.int32), spans
 
 
 def _state_texts(states: Sequence[Any], needed: NDArray[np.bool_]) -> tuple[list[str], dict[int, str]]:
@@ -225,11 +205,6 @@ def _state_texts(states: Sequence[Any], needed: NDArray[np.bool_]) -> tuple[list
                 unfit[index] = str(error)
         texts.append(text)
     return texts, unfit
-
-
-def _in_order(question: Question) -> list[str]:
-    order = question.order or range(len(question.option_texts))
-    return [question.option_texts[place] for place in order]
 
 
 def _offsets(lengths: Sequence[int] | Ints) -> Ints:

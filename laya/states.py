@@ -3,7 +3,7 @@
 from typing import Any
 
 from laya.errors import StateError
-from laya.questions import json_line
+from schemas.question_text import json_line
 
 # Far beyond any sequence. Tokenising takes about 100 bytes of memory a token for as long as it runs.
 MAX_STATE_CHARACTERS = 10_000_000

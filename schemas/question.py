@@ -1,20 +1,27 @@
-"""Question sets: what may be asked, checked before any work is queued. Owns no tokens and no model.
+"""Question sets: what may be asked, checked before any work is queued. Owns no files, no tokens and no model.
 
-A question set maps a question id to one typed question. `check_questions` returns the normalised plain dict that the
-engine takes, or raises one error that lists every problem of every question.
+A question set maps a question id to one typed question. `check_questions` returns it as plain JSON with labels as text,
+or raises one error that lists every problem of every question. It is the only validator: jobs and the engine use it.
 """
 
+import math
 from collections import Counter
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError, field_validator
+from pydantic import model_validator as checks_model
+
+from schemas.json_values import JsonBudget, JsonValueError, as_json
 
 QuestionSet = dict[str, dict[str, Any]]
 
 MAX_ID_LENGTH = 100  # characters; the id is a key column of the results table
+MAX_QUESTIONS = 1_000
+MAX_OPTIONS = 1_000  # of one question
 WHOLE_ROW = "*"  # what `row_errors.question` holds when the whole row failed, so no question may be called so
+SIDES = ("false", "true")  # of a noul, in the order in which the model reads them
 
 
 class QuestionSetError(ValueError):
@@ -28,21 +35,23 @@ class QuestionSetError(ValueError):
 
 
 def label_text(label: object) -> str:
-    """A label as the text that is asked and stored: scalars only, as Python writes them."""
-    if isinstance(label, str):
-        return label
+    """Return a label as the text that is asked and stored: scalars only, as Python writes them."""
+    if isinstance(label, np.generic):
+        label = label.item()
     if label is None:
-        raise ValueError("a label is null; give it a name (in YAML, quote it)")
-    if isinstance(label, bool | int | float):
-        return str(label)
-    raise ValueError(f"label {label!r} is a {type(label).__name__}; labels are text or numbers")
+        raise ValueError("a label is null; give it a name (in JSON, quote it)")
+    if isinstance(label, float) and not math.isfinite(label):
+        raise ValueError(f"label {label} is no number; quote it")
+    if isinstance(label, str | bool | int | float):
+        return str.__str__(label) if isinstance(label, str) else str(label)
+    raise ValueError(f"label {label!r} is a {type(label).__name__}; labels are text, numbers or booleans")
 
 
 class _Question(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     instructions: Any
-    option_order: list[int] | None = None
+    option_order: list[StrictInt] | None = None
 
     @field_validator("instructions")
     @classmethod
@@ -56,11 +65,11 @@ class _Question(BaseModel):
     def option_count(self) -> int:
         return 2
 
-    @model_validator(mode="after")
+    @checks_model(mode="after")
     def _order_is_a_permutation(self) -> "_Question":
         count = self.option_count()
         if self.option_order is not None and sorted(self.option_order) != list(range(count)):
-            raise ValueError(f"option_order {self.option_order} must name each of 0 to {count - 1} once")
+            raise ValueError(f"option_order must hold each of 0 to {count - 1} once, found {self.option_order}")
         return self
 
 
@@ -75,10 +84,8 @@ class ChoiceQuestion(_Question):
     def _labels_are_distinct(cls, criteria: object) -> object:
         if not isinstance(criteria, dict | list) or not criteria:
             raise ValueError("must map each label to a description, or list the labels; it needs at least one")
-        labels = [label_text(label) for label in criteria]
-        if repeated := [label for label, count in Counter(labels).items() if count > 1]:
-            raise ValueError(f"label {repeated[0]!r} is repeated; each label must be its own")
-        return dict(zip(labels, criteria.values(), strict=True)) if isinstance(criteria, dict) else labels
+        _check_count(len(criteria))
+        return criteria
 
     def option_count(self) -> int:
         return len(self.criteria)
@@ -97,6 +104,7 @@ class ScoreQuestion(_Question):
             raise ValueError("must list the levels' descriptions, lowest first; it needs at least one")
         if None in criteria:
             raise ValueError(f"level {criteria.index(None)} is null; describe it")
+        _check_count(len(criteria))
         return criteria
 
     def option_count(self) -> int:
@@ -110,30 +118,26 @@ class NoulQuestion(_Question):
     criteria: dict[str, Any] | None = None
     labels: dict[str, str] | None = None
 
-    @field_validator("criteria", "labels", mode="before")
+    @field_validator("criteria", mode="before")
     @classmethod
-    def _keys_are_true_and_false(cls, sides: object) -> object:
-        if sides is None:
+    def _keys_are_sides(cls, criteria: object) -> object:
+        return None if criteria is None else _by_side(criteria)
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _both_sides_are_named(cls, labels: object) -> object:
+        if labels is None:
             return None
-        if not isinstance(sides, dict):
-            raise ValueError("must map 'true' and 'false' to text")  # noqa: TRY004 - pydantic's protocol
-        named = {label_text(side).lower(): text for side, text in sides.items()}
-        if wrong := sorted(set(named) - {"true", "false"}):
-            raise ValueError(f"key {wrong[0]!r} is not allowed; use only 'true' and 'false'")
+        named = {side: label_text(label).strip() for side, label in _by_side(labels).items()}
+        if set(named) != set(SIDES) or not all(named.values()) or named["true"] == named["false"]:
+            raise ValueError("must give 'true' and 'false' two different texts, neither of them empty")
         return named
 
-    @model_validator(mode="after")
+    @checks_model(mode="after")
     def _order_is_fixed(self) -> "NoulQuestion":
         if self.option_order is not None:
             raise ValueError("option_order is not for a noul, whose sides are always read as false, true; remove it")
         return self
-
-    @field_validator("labels")
-    @classmethod
-    def _both_sides_are_named(cls, labels: dict[str, str] | None) -> dict[str, str] | None:
-        if labels is not None and (set(labels) != {"true", "false"} or labels["true"] == labels["false"]):
-            raise ValueError("must name both 'true' and 'false', differently")
-        return labels
 
 
 Question = Annotated[ChoiceQuestion | ScoreQuestion | NoulQuestion, Field(discriminator="type")]
@@ -141,35 +145,87 @@ _QUESTION: TypeAdapter[ChoiceQuestion | ScoreQuestion | NoulQuestion] = TypeAdap
 
 
 def check_questions(questions: object, source: str = "questions") -> QuestionSet:
-    """Normalise a question set; `source` names it in the error.
+    """Return a question set as plain JSON, labels as text; `source` names it in the error.
 
     Raises:
         QuestionSetError: with every problem found, each naming its question.
     """
-    if not isinstance(questions, dict) or not questions:
+    if not isinstance(questions, Mapping) or not questions:
         raise QuestionSetError(["must map at least one question id to a question"], source)
+    if len(questions) > MAX_QUESTIONS:
+        raise QuestionSetError([f"there are {len(questions)} questions; a job asks at most {MAX_QUESTIONS}"], source)
     problems: list[str] = []
     checked: QuestionSet = {}
+    budget = JsonBudget()
     for question_id, question in questions.items():
-        if not isinstance(question_id, str) or not question_id.strip() or question_id == WHOLE_ROW:
-            problems.append(f"question id {question_id!r} must be text other than '{WHOLE_ROW}' (in YAML, quote it)")
-        elif "\\x00" in repr((question_id, question)):
-            problems.append(f"question {question_id!r}: holds a NUL character; remove it")
-        elif len(question_id) > MAX_ID_LENGTH:
-            problems.append(f"question id {question_id[:20]!r}… is longer than {MAX_ID_LENGTH} characters")
-        else:
-            try:
-                checked[question_id] = _QUESTION.validate_python(question).model_dump(exclude_unset=True)
-            except ValidationError as error:
-                problems += [f"question {question_id!r}: {problem}" for problem in _describe(error)]
+        try:
+            name = _check_id(question_id, budget)
+            if name in checked:
+                raise JsonValueError("is there twice")  # noqa: TRY301 - one place says what is wrong with a question
+            checked[name] = _check_question(question, budget)
+        except JsonValueError as error:
+            problems.append(f"question {_shown(question_id)}: {error}")
+            if budget.values < 0 or budget.characters < 0:
+                break
+        except ValidationError as error:
+            problems += [f"question {_shown(question_id)}: {problem}" for problem in _describe(error)]
     if problems:
         raise QuestionSetError(problems, source)
     return checked
 
 
+def _check_id(question_id: object, budget: JsonBudget) -> str:
+    if not isinstance(question_id, str) or not question_id.strip() or question_id == WHOLE_ROW:
+        raise JsonValueError(f"its id must be text that is not empty, other than '{WHOLE_ROW}'")
+    if len(question_id) > MAX_ID_LENGTH:
+        raise JsonValueError(f"its id is longer than {MAX_ID_LENGTH} characters")
+    return str(as_json(question_id, budget))
+
+
+def _check_question(question: object, budget: JsonBudget) -> dict[str, Any]:
+    if isinstance(question, Mapping) and question.get("type") == "choice" and "criteria" in question:
+        question = {**question, "criteria": _with_text_labels(question["criteria"])}
+    return _QUESTION.validate_python(as_json(question, budget)).model_dump(exclude_unset=True)
+
+
+def _with_text_labels(criteria: object) -> object:
+    """Criteria of a choice with each label as text. They are told apart as values (1 and 1.0 are equal) and as text."""
+    if not isinstance(criteria, Mapping | list | tuple):
+        return criteria
+    try:
+        labels = [as_json(label_text(label), JsonBudget()) for label in criteria]
+    except ValueError as error:
+        raise JsonValueError(f"criteria: {error}") from error
+    for seen in (Counter(labels), Counter(list(criteria))):
+        if repeated := [label for label, count in seen.items() if count > 1]:
+            raise JsonValueError(f"criteria: label {repeated[0]!r} is repeated; each label must be its own")
+    return dict(zip(labels, criteria.values(), strict=True)) if isinstance(criteria, Mapping) else labels
+
+
+def _by_side(sides: object) -> dict[str, Any]:
+    if not isinstance(sides, dict):
+        raise ValueError("must map 'true' and 'false' to text")  # noqa: TRY004 - pydantic's protocol
+    if wrong := sorted(side for side in sides if side.lower() not in SIDES):
+        raise ValueError(f"key {wrong[0]!r} is not allowed; use only 'true' and 'false'")
+    named = {side.lower(): text for side, text in sides.items()}
+    if len(named) < len(sides):
+        raise ValueError(f"names a side twice: {', '.join(sides)}")
+    return named
+
+
+def _check_count(options: int) -> None:
+    if options > MAX_OPTIONS:
+        raise ValueError(f"has {options} options; a question has at most {MAX_OPTIONS}")
+
+
+def _shown(question_id: object) -> str:
+    shown = repr(question_id)
+    return shown if len(shown) <= MAX_ID_LENGTH else f"{shown[:40]}…"
+
+
 def _describe(error: ValidationError) -> list[str]:
     described = []
-    for problem in error.errors():
+    for problem in error.errors(include_input=False, include_url=False):
         where = ".".join(str(part) for part in problem["loc"] if part not in ("choice", "score", "noul"))
         match problem["type"]:
             case "union_tag_not_found":
@@ -180,45 +236,14 @@ def _describe(error: ValidationError) -> list[str]:
                 text = "must be a mapping with type, instructions and criteria"
             case "missing":
                 text = f"no {where}; add it"
+            case "extra_forbidden" if where == "labels":
+                text = "labels belong to a noul; a choice takes its labels from its criteria"
             case "extra_forbidden":
                 text = f"unknown key {where!r}; remove it"
+            case "int_type" | "list_type" if where.startswith("option_order"):
+                text = "option_order must list whole numbers, each of the options' places from 0 on once"
             case _:
                 message = problem["msg"].removeprefix("Value error, ")
                 text = f"{where} {message}" if where else message
         described.append(text)
-    return described
-
-
-class _QuestionFileLoader(yaml.SafeLoader):
-    """YAML whose only booleans are true and false (yes, no, on, off stay labels), and whose keys may not repeat."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - as in PyYAML
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is repeated", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def read_questions(path: str | Path) -> QuestionSet:
-    """Read and check a question set from a YAML or JSON file (JSON is read as the YAML that it is).
-
-    Raises:
-        QuestionSetError: the file is missing, is not YAML or JSON, or holds questions that cannot be asked.
-    """
-    source = str(path)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise QuestionSetError([f"cannot be read: {error}"], source) from error
-    try:
-        questions = yaml.load(text, Loader=_QuestionFileLoader)  # noqa: S506 - a SafeLoader subclass
-    except yaml.YAMLError as error:
-        raise QuestionSetError([f"is not valid YAML or JSON: {error}"], source) from error
-    return check_questions(questions, source)
+    return list(dict.fromkeys(described))

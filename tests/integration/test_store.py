@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
@@ -17,6 +18,7 @@ from jobs.store import leases, lifecycle, recovery, reports, suspects, workers
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.leases import BatchRecord, RowError
 from jobs.store.lifecycle import JobOptions
+from jobs.submission import build_spec
 from schemas.job import Claim, JobSpec, JobStatus, TransitionError
 from schemas.message import ShardMessage
 from schemas.tables import batches, jobs, metadata, results, shards
@@ -356,6 +358,31 @@ def test_a_waiting_shard_is_sent_again_once_in_a_while(db: Database) -> None:
         (job_id, shard_id, 5) for shard_id in (shard_ids(db, job_id)[0], shard_ids(db, job_id)[2])
     ]
     assert recovery.take_unsent(db, 60, 100) == []
+
+
+NOUL = {"type": "noul", "instructions": "x"}
+AS_PYTHON_HAS_THEM: list[Any] = [
+    {"q": {**NOUL, "instructions": ("a", 1, 2.50, -0.0, 1e300, 10**30, True, None, "🎉", "\ud83d\ude00")}},
+    {"q": {**NOUL, "instructions": {1: "one", 2.5: "two", False: "three", np.int64(7): np.float32(0.1)}}},
+    {"q": {"type": "choice", "instructions": "x", "criteria": {1: None, 2.0: "two", 3: ""}}},
+    {"q": {"type": "score", "instructions": "x", "criteria": (1, {"a": ()}), "option_order": (1, 0)}},
+    "q: {type: noul, instructions: {since: 2024-01-01, at: 12:30, 7: .nan, version: 1.10, n: 1e3}}",
+    '{"q": {"type": "choice", "instructions": 1.10, "criteria": {"\\ud83d\\ude00": 1E3, "b": -0}}}',
+]
+
+
+@pytest.mark.parametrize("questions", AS_PYTHON_HAS_THEM)
+def test_the_same_questions_under_the_same_key_are_the_same_job(db: Database, tmp_path: Path, questions: Any) -> None:
+    if isinstance(questions, str):
+        (tmp_path / "questions").write_text(questions)
+        questions = tmp_path / "questions"
+
+    def ask() -> JobSpec:
+        return build_spec(inputs=["/a"], state="text", questions=questions, checkpoint="english")
+
+    job_id = lifecycle.create_job(db, ask(), JobOptions("job", 5, "k"), even_plan(1, ROWS))
+    assert lifecycle.find_by_key(db, "k", ask()) == job_id
+    assert reports.get_job(db, job_id).spec == ask()
 
 
 def test_an_idempotency_key_is_one_job(db: Database) -> None:

@@ -15,9 +15,10 @@ from laya.errors import QuestionError
 from laya.packing import Batch
 from laya.questions import check_questions
 from laya.replies import render_replies
-from laya.sequence import SequenceLimits, encode_sequences, prepare_questions
+from laya.sequence import encode_sequences, prepare_questions
 from laya.states import state_text
 from laya.tokenizer import TextTokenizer
+from schemas.question_text import SequenceLimits
 
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 GOLDENS, TOKENIZER = SHARED / "goldens", SHARED / "data" / "tokenizer"

@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 
 import laya
 from laya.questions import check_questions
-from laya.sequence import EncodedSequences, SequenceLimits, encode_sequences, prepare_questions, ragged_ranges
+from laya.sequence import EncodedSequences, encode_sequences, prepare_questions, ragged_ranges
 from laya.tokenizer import TextTokenizer
+from schemas.calibration import TYPE_NAMES
+from schemas.question_text import SequenceLimits
 
 texts = st.text(st.characters(codec="utf-8"), max_size=60)
+asked_texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60)
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
 states_of_any_kind = texts | st.lists(scalars, max_size=8) | st.dictionaries(texts, scalars, max_size=5)
-descriptions = st.none() | texts | st.lists(st.integers(), max_size=3)
-choices = st.dictionaries(texts, descriptions, min_size=1, max_size=8)
+descriptions = st.none() | asked_texts | st.lists(st.integers(), max_size=3)
+choices = st.dictionaries(asked_texts, descriptions, min_size=1, max_size=8)
 instructions = st.text(st.characters(codec="utf-8", categories=("L", "N")), min_size=1, max_size=80)
 
 
@@ -28,7 +31,7 @@ def questions(draw: st.DrawFn) -> dict[str, Any]:
     order = draw(st.none() | st.permutations(range(len(asked["choice"]["criteria"]))))
     if order is not None:
         asked["choice"]["option_order"] = order
-    levels = draw(st.lists(texts, min_size=1, max_size=5))
+    levels = draw(st.lists(asked_texts, min_size=1, max_size=5))
     asked["score"] = {"type": "score", "instructions": draw(instructions), "criteria": levels}
     asked["noul"] = {"type": "noul", "instructions": draw(instructions)}
     return asked
@@ -102,7 +105,7 @@ def test_array_layout_equals_the_layout_written_out(
         head = int(np.diff(prepared.offsets)[q])
         assert encoded.state_tokens[index] == whole
         assert encoded.state_tokens_dropped[index] == whole - min(whole, max(0, limits.max_len - head - 1))
-        assert encoded.types[index] == checked[q].type_index
+        assert encoded.types[index] == TYPE_NAMES.index(checked[q].type)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), max_size=20))
