@@ -25,7 +25,7 @@ import torch
 from tenacity import retry, retry_if_exception, stop_after_attempt
 from torch import Tensor, nn
 
-from laya.backends.compile import forward_step, step_arguments
+from laya.backends.compile import expected_compiler_warnings, forward_step, step_arguments
 from laya.checkpoint import Checkpoint
 from laya.errors import BackendError, BackendUnavailableError, compiler_words
 from laya.inputs import inputs_of_rows, widen
@@ -116,7 +116,7 @@ def write_artifact(model: DecisionModel, operations: Operations, description: Ma
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         torch.no_grad(),
-        warnings.catch_warnings(),
+        expected_compiler_warnings(),
         TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder,
     ):
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's, of its own use of it

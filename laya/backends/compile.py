@@ -5,7 +5,9 @@ on a CPU, where only the older flag compiles, there is one.
 """
 
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -50,7 +52,7 @@ class CompileBackend(ModelBackend):
 def compiled_forward(model: DecisionModel, operations: Operations) -> Forward:
     """The forward pass through torch.compile, which happens when it is first called."""
     # Not dynamic=True, with which a constant of the model is taken for a size too, and traced twice.
-    step: Step = torch.compile(with_own_code(forward_step(model, operations)), fullgraph=True)
+    step: Step = torch.compile(with_own_code(forward_step(model, operations)), fullgraph=True, backend=inductor)
 
     def forward(inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         rows, columns = inputs.markers.shape
@@ -58,6 +60,26 @@ def compiled_forward(model: DecisionModel, operations: Operations) -> Forward:
         return logits[:rows, :columns], act[:rows]
 
     return forward
+
+
+def inductor(graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    """Compile a graph with Inductor, torch's own compiler, without the warnings that nobody can act on."""
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 - the compiler takes long to import
+
+    with expected_compiler_warnings():
+        return compile_fx(graph, example_inputs)
+
+
+@contextmanager
+def expected_compiler_warnings() -> Iterator[None]:
+    """Ignore what Inductor says on CUDA of choices that are meant, also where warnings are errors.
+
+    What is computed in float32 stays so (no TensorFloat32), and a softmax that is split over blocks is an ordinary one.
+    """
+    with warnings.catch_warnings():
+        for message in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):
+            warnings.filterwarnings("ignore", message, UserWarning)
+        yield
 
 
 def forward_step(model: DecisionModel, operations: Operations) -> Step:

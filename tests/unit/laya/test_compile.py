@@ -1,6 +1,5 @@
 """torch.compile for real: on the CPU through the flag, on CUDA as a backend."""
 
-import functools
 import gc
 import itertools
 import os
@@ -101,7 +100,7 @@ def test_models_of_one_process_share_no_limit_of_recompilations(
     tmp_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dynamo allows a function few graphs, and every model's forward pass is written as the same one."""
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(compile_backend, "inductor", lambda graph, _: graph.forward)
     with torch._dynamo.config.patch(recompile_limit=1):
         for width in (32, 64, 96):
             sizes = {"hidden_size": width, "num_hidden_layers": 1}
@@ -116,7 +115,7 @@ def test_models_of_one_process_share_no_limit_of_recompilations(
 def test_one_marker_is_no_graph_of_its_own_and_a_dropped_backend_is_freed(
     checkpoint_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(compile_backend, "inductor", lambda graph, _: graph.forward)
     agent = laya.load(checkpoint_path, device="cpu", compile=True)
     agent.warmup([(2, 64, 1), (1, 16, 1), (3, 20, 5)])
     assert counters["stats"]["unique_graphs"] == 1
@@ -276,3 +275,16 @@ def test_a_place_that_torch_took_by_itself_counts_as_none(checkpoint_path: Path,
     assert placed == str(tmp_path / "laya" / "torchinductor")
     chosen = print_place(checkpoint_path, "torch._dynamo", **{CACHE_VARIABLE: str(tmp_path / "mine")})
     assert chosen == str(tmp_path / "mine")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+def test_where_warnings_are_errors_the_compile_backend_runs_on_cuda(checkpoint_path: Path) -> None:
+    program = (
+        "import sys, laya; agent = laya.load(sys.argv[1], device='cuda', compile=True, strict=True);"
+        "agent.warmup([(8, 64), (1, 32)]); agent.predict('a', {'q': {'type': 'noul', 'instructions': 'x'}});"
+        "print(agent.backend, laya.load(sys.argv[1], device='cuda', backend='compile').backend)"
+    )
+    command = [sys.executable, "-W", "error::UserWarning", "-W", "error::RuntimeWarning", "-c", program]
+    done = subprocess.run([*command, str(checkpoint_path)], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("compile compile", 0), done.stderr[-2000:]
