@@ -63,6 +63,12 @@ def run(  # noqa: PLR0913 - one option each
     checkpoint: options.Checkpoint = "english",
     route: options.Route = None,
     language_column: options.LanguageColumn = None,
+    default_route: options.DefaultRoute = None,
+    revision: options.Revision = None,
+    expected_sha256: options.ExpectedSha256 = None,
+    max_len: options.MaxLen = None,
+    head_max_len: options.HeadMaxLen = None,
+    calibration: options.CalibrationFile = None,
     backend: options.Backend = "auto",
     name: options.Name = None,
     max_row_errors: options.MaxRowErrors = None,
@@ -77,7 +83,8 @@ def run(  # noqa: PLR0913 - one option each
     if resume is None and not all(asked):
         raise typer.BadParameter("give INPUTS, --questions and --state, or --resume ID")
     given = (*asked, row_id, name, route, language_column, checkpoint != "english", backend != "auto")
-    if resume is not None and any(given):
+    options_given = (default_route, revision, expected_sha256, max_len, head_max_len, calibration)
+    if resume is not None and any((*given, *options_given)):
         raise typer.BadParameter("--resume takes all but --max-row-errors and --data-dir from the job")
     with embedded_servers(load_settings(data_dir=data_dir)) as (settings, server), open_database(settings) as db:
         if resume is None:
@@ -87,8 +94,14 @@ def run(  # noqa: PLR0913 - one option each
                 state=state or [],
                 row_id=row_id,
                 checkpoint=checkpoint,
-                routes=_read_routes(route),
+                routes=options.read_pairs(route, "--route", "english=FOLDER or multilingual=FOLDER"),
                 language_column=language_column,
+                default_route=default_route,
+                revision=revision,
+                expected_sha256=options.read_pairs(expected_sha256, "--expected-sha256", "model.safetensors=DIGEST"),
+                max_len=max_len,
+                head_max_len=head_max_len,
+                calibration=options.read_calibration_option(calibration, checkpoint),
                 backend=backend,
                 name=name,
                 max_row_errors=max_row_errors,
@@ -100,14 +113,6 @@ def run(  # noqa: PLR0913 - one option each
         print_summary(db, job)
     if job.status is not JobStatus.SUCCEEDED:
         raise typer.Exit(1)
-
-
-def _read_routes(given: list[str] | None) -> dict[str, str] | None:
-    """`name=location` of each --route."""
-    routes = dict(route.partition("=")[::2] for route in given or [])
-    if wrong := [name for name, location in routes.items() if not (name and location)]:
-        raise typer.BadParameter(f"--route {wrong[0]}: write it as english=FOLDER or multilingual=FOLDER")
-    return routes or None
 
 
 def _wake(db: Database, settings: Settings, job_id: int, max_row_errors: int | None) -> JobInfo:
@@ -157,6 +162,12 @@ def submit(  # noqa: PLR0913 - one option each
     checkpoint: options.Checkpoint = "english",
     route: options.Route = None,
     language_column: options.LanguageColumn = None,
+    default_route: options.DefaultRoute = None,
+    revision: options.Revision = None,
+    expected_sha256: options.ExpectedSha256 = None,
+    max_len: options.MaxLen = None,
+    head_max_len: options.HeadMaxLen = None,
+    calibration: options.CalibrationFile = None,
     backend: options.Backend = "auto",
     name: options.Name = None,
     priority: options.Priority = 0,
@@ -170,8 +181,14 @@ def submit(  # noqa: PLR0913 - one option each
         state=state,
         row_id=row_id,
         checkpoint=checkpoint,
-        routes=_read_routes(route),
+        routes=options.read_pairs(route, "--route", "english=FOLDER or multilingual=FOLDER"),
         language_column=language_column,
+        default_route=default_route,
+        revision=revision,
+        expected_sha256=options.read_pairs(expected_sha256, "--expected-sha256", "model.safetensors=DIGEST"),
+        max_len=max_len,
+        head_max_len=head_max_len,
+        calibration=options.read_calibration_option(calibration, checkpoint),
         backend=backend,
         name=name,
         priority=priority,
@@ -206,10 +223,11 @@ def status(
     with open_database(load_settings()) as db:
         job = reports.get_job(db, job_id)
         if as_json:
-            print(json.dumps(_job_fields(job)))
+            print(json.dumps({**_job_fields(job), **job.spec.engine_options}))
             return
         table = Table(show_header=False, box=None)
-        for field, value in _job_fields(job).items():
+        asked = {name: value for name, value in job.spec.engine_options.items() if value is not None}
+        for field, value in {**_job_fields(job), **asked}.items():
             table.add_row(field.replace("_", " "), "" if value is None else str(value))
         out.print(table)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from jobs.engine_options import EngineOptions
 from jobs.errors import BrokerError, JobFailedError, OutputError
 from jobs.planning import is_url, open_input
 from jobs.progress import show_progress, track_answers
@@ -45,6 +46,12 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
     checkpoint: str | Path = "english",
     routes: Mapping[str, str | Path] | None = None,
     language_column: str | None = None,
+    default_route: str | None = None,
+    revision: str | None = None,
+    expected_sha256: Mapping[str, str] | None = None,
+    max_len: int | None = None,
+    head_max_len: int | None = None,
+    calibration: str | Path | Mapping[str, Any] | None = None,
     backend: str = "auto",
     name: str | None = None,
     priority: int = 0,
@@ -63,6 +70,15 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
             sends each row to `english` or `multilingual` by its language.
         routes: for `router`, where these two are, when not where the public ones are.
         language_column: for `router`, a text column with each row's language; where it is null, it is detected.
+        default_route: for `router`, `english` or `multilingual` for rows whose language is undecided; None: the latter.
+        revision: of a checkpoint on the Hub, its commit, branch or tag; with `router`, of both.
+        expected_sha256: digests by file in the checkpoint's folder, compared before a worker reads anything of it; with
+            `router`, the paths begin with `english/` or `multilingual/`.
+        max_len: tokens of a question and a text together, up to what the encoder reads; None: the checkpoint's.
+        head_max_len: tokens that the question should not exceed; None: the checkpoint's. With `router`, both lengths
+            are those of both checkpoints.
+        calibration: a file of temperatures that replace the checkpoint's, or its content, which is kept with the job;
+            with `router`, `{"english": …, "multilingual": …}`, or one of them.
         backend: `auto`, `eager`, `compile`, `tilelang`, `aot` or `onnx`.
         priority: 0 (nightly) to 9 (urgent); a worker takes the most urgent shard next.
         idempotency_key: the same call again with the same key returns the first job instead of a second.
@@ -82,6 +98,7 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
         checkpoint=checkpoint,
         routes=routes,
         language_column=language_column,
+        engine_options=EngineOptions(revision, expected_sha256, max_len, head_max_len, calibration, default_route),
         backend=backend,
         max_row_errors=max_row_errors,
     )

@@ -63,6 +63,8 @@ def embedded_worker(settings: Settings, db: Database, job: JobInfo) -> Iterator[
             "input_roots": settings.input_roots
             or sorted({_folder_of(file) for file in reports.list_files(db, job.id)}),
             "checkpoint": job.spec.checkpoint if job.spec.routes is None else job.spec.routes["english"],
+            "revision": job.spec.revision,
+            "max_len": job.spec.max_len,
             "backend": job.spec.backend,
         }
     )

@@ -60,6 +60,13 @@ class Settings(BaseSettings):
         default="english",
         description="Checkpoint that a worker warms at boot (`router`: both); a job may name another.",
     )
+    revision: str | None = Field(
+        default=None, description="Commit, branch or tag of `checkpoint` on the Hub, which a worker warms at boot."
+    )
+    max_len: PositiveInt | None = Field(
+        default=None,
+        description="Tokens of the longest text that a worker warms for; a job with more loads the model once more.",
+    )
     backend: BackendName = Field(
         default="auto",
         description="Backend that a worker warms at boot; a job that asks for another loads the model once more.",

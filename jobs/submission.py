@@ -10,6 +10,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 from pydantic import ValidationError
 
+from jobs.engine_options import check_engine_options
 from jobs.errors import BrokerError, InputError, SettingsError
 from jobs.planning import is_url, plan_job
 from jobs.queue import check_broker, send_shards
@@ -37,13 +38,17 @@ def build_spec(**asked: Any) -> JobSpec:
     checkpoint, routes = asked.pop("checkpoint"), asked.pop("routes", None)
     if checkpoint != ROUTER and asked.get("language_column") is not None:
         raise InputError(f"a language column is read only with checkpoint {ROUTER!r}, not {str(checkpoint)!r}")
+    routes = resolve_routes(str(checkpoint), routes)
+    checkpoint = ROUTER if checkpoint == ROUTER else resolve_checkpoint(checkpoint)
+    engine_options = check_engine_options(asked.pop("engine_options"), checkpoint, routes)
     try:
         return JobSpec(
             inputs=[_absolute(name) for name in _as_list(inputs)],
             state=_as_list(state),
             questions=questions,
-            checkpoint=ROUTER if checkpoint == ROUTER else resolve_checkpoint(checkpoint),
-            routes=resolve_routes(str(checkpoint), routes),
+            checkpoint=checkpoint,
+            routes=routes,
+            **engine_options,
             **asked,
         )
     except ValidationError as error:

@@ -6,7 +6,7 @@ Knows nothing of jobs or queues. `agent` is the way in; docs of the stages are i
 from laya.agent import Agent, export_aot, load
 from laya.checkpoint import Checkpoint
 from laya.decode import Answers, Logits
-from laya.errors import BackendError, CheckpointError, LayaError, QuestionError, StateError
+from laya.errors import BackendError, CheckpointError, CheckpointMismatchError, LayaError, QuestionError, StateError
 from laya.onnx import ONNXAgent, export_onnx
 from laya.packing import Batch, PackingLimits
 from laya.router import Route, Router, choose_route
@@ -21,6 +21,7 @@ __all__ = [
     "Batch",
     "Checkpoint",
     "CheckpointError",
+    "CheckpointMismatchError",
     "EncodedSequences",
     "Launched",
     "LayaError",

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from laya.backends.base import Backend, BackendContext
 from laya.backends.selection import DEFAULT, Choice, Flags, choose_backend
 from laya.calibration import Temperatures, read_calibration, warn_if_fitted_for_another
-from laya.checkpoint import Checkpoint, Limits, load_model, open_checkpoint
+from laya.checkpoint import Checkpoint, Limits, check_digests, load_model, open_checkpoint
 from laya.decode import Answers, Logits, decode
-from laya.errors import BackendError, CheckpointError, QuestionError, StateError
+from laya.errors import BackendError, CheckpointMismatchError, QuestionError, StateError
 from laya.location import find_checkpoint
 from laya.operations import choose_operations
 from laya.packing import Batch, PackingLimits, default_limits, in_batches_of, pack, split_batch, warmup_shapes
@@ -113,19 +113,24 @@ class Agent:
         max_len: int | None = None,
         head_max_len: int | None = None,
         calibration: str | Path | Mapping[str, Any] | None = None,
+        expected_sha256: Mapping[str, str] | None = None,
     ) -> "Agent":
         """Return an agent with other lengths (tokens) or temperatures that shares this one's weights and backend.
 
         Without `max_len` it reads as many tokens as the checkpoint's files say; all else stays as it is where nothing
-        is given. `set_backend` on either changes both. Raises CheckpointError for a calibration that cannot be read, a
-        `max_len` beyond the one that this agent was loaded with, and a `head_max_len` that leaves a state no room.
+        is given. `set_backend` on either changes both. Raises CheckpointError for a calibration that cannot be read,
+        CheckpointMismatchError for files of other digests than `expected_sha256`, a `max_len` beyond the one that this
+        agent was loaded with, and a `head_max_len` that leaves a state no room.
         """
         loaded = self.checkpoint
+        check_digests(loaded.path, loaded.digests, expected_sha256 or {})
         longest = loaded.own_max_len if max_len is None else max_len
         if not 1 <= longest <= loaded.max_len:
-            raise CheckpointError(f"{loaded.name}: max_len: expected 1 to {loaded.max_len} tokens, found {longest}")
+            raise CheckpointMismatchError(
+                f"{loaded.name}: max_len: expected 1 to {loaded.max_len} tokens, found {longest}"
+            )
         if head_max_len is not None and not 1 <= head_max_len < longest:
-            raise CheckpointError(
+            raise CheckpointMismatchError(
                 f"{loaded.name}: head_max_len: expected 1 to {longest - 1} tokens, fewer than max_len, "
                 f"found {head_max_len}"
             )

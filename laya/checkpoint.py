@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from laya.calibration import Temperatures, read_temperatures, warn_if_fitted_for_another
-from laya.errors import CheckpointError
+from laya.errors import CheckpointError, CheckpointMismatchError
 from laya.location import Location
 from laya.model import DecisionModel, ModelConfig
 from laya.parameters import in_compute_dtype, parameter_shapes, shape_model
@@ -37,6 +37,7 @@ class Checkpoint:
     path: Path
     revision: str | None
     fingerprint: str
+    digests: Mapping[str, str]  # SHA-256 of its files by relative path, as hex
     max_len: int  # tokens
     head_max_len: int  # tokens
     own_max_len: int  # tokens; what the files say, where `max_len` may be a caller's
@@ -81,7 +82,7 @@ def open_checkpoint(
     positions = _integer(encoder, "max_position_embeddings", ENCODER_CONFIG, 8192)
     for name, value in (("max_len", max_len), ("head_max_len", head)):
         if not 1 <= value <= positions:
-            raise CheckpointError(f"{location.path}: {name}: expected 1 to {positions} tokens, found {value}")
+            raise CheckpointMismatchError(f"{location.path}: {name}: expected 1 to {positions} tokens, found {value}")
     amp_dtype = agent.get("amp_dtype", "bf16")
     if amp_dtype not in DTYPES:
         raise CheckpointError(f"{AGENT_CONFIG}: amp_dtype: expected one of {', '.join(DTYPES)}, found {amp_dtype!r}")
@@ -94,6 +95,7 @@ def open_checkpoint(
         path=location.path,
         revision=location.revision,
         fingerprint=_fingerprint(digests),
+        digests=digests,
         max_len=max_len,
         head_max_len=head,
         own_max_len=own_max_len,
@@ -197,13 +199,23 @@ def _digest_files(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
         raise CheckpointError(f"{folder}: expected the files {', '.join(missing)}, found none{hint}")
     files = [*REQUIRED_FILES, *(file for file in TOKENIZER_CONFIGS if (folder / file).is_file())]
     digests = {file: _digest(folder / file) for file in files}
+    check_digests(folder, digests, expected)
+    return digests
+
+
+def check_digests(folder: Path, digests: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Compare what is expected of a checkpoint's files with their `digests`; other files of the folder are read.
+
+    Raises CheckpointMismatchError.
+    """
     for file, digest in expected.items():
         if Path(file).is_absolute() or ".." in Path(file).parts or not (folder / file).is_file():
-            raise CheckpointError(f"{folder}: a digest is expected of {file!r}, which is no file of the checkpoint")
+            raise CheckpointMismatchError(
+                f"{folder}: a digest is expected of {file!r}, which is no file of the checkpoint"
+            )
         found = digests.get(file) or _digest(folder / file)
         if found != digest.strip().lower():
-            raise CheckpointError(f"{folder / file}: sha256: expected {digest}, found {found}")
-    return digests
+            raise CheckpointMismatchError(f"{folder / file}: sha256: expected {digest}, found {found}")
 
 
 def _digest(path: Path) -> str:

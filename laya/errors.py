@@ -2,6 +2,7 @@
 
 LayaError
 ├── CheckpointError
+│   └── CheckpointMismatchError
 ├── QuestionError
 ├── StateError
 └── BackendError
@@ -15,6 +16,10 @@ class LayaError(Exception):
 
 class CheckpointError(LayaError):
     """A checkpoint cannot be found, verified or read."""
+
+
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint is there, but is not the one that was asked for, or cannot be used as was asked."""
 
 
 class QuestionError(LayaError):

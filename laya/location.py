@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionNotFoundError
 
-from laya.errors import CheckpointError
+from laya.errors import CheckpointError, CheckpointMismatchError
 from schemas.checkpoints import NAMES, REQUIRED_FILES, TOKENIZER_CONFIGS, known_name
 
 
@@ -33,7 +33,7 @@ def find_checkpoint(checkpoint: str | Path, revision: str | None = None) -> Loca
     known = known_name(name)
     if known is None and name and Path(checkpoint).is_dir():
         if revision is not None:
-            raise CheckpointError(f"{name}: a folder has no revision, but {revision!r} was asked for")
+            raise CheckpointMismatchError(f"{name}: a folder has no revision, but {revision!r} was asked for")
         return Location(name, Path(checkpoint).resolve(), None)
     return _fetch(known or name, NAMES[known] if known else name, revision)
 
@@ -48,7 +48,10 @@ def _fetch(name: str, hub_id: str, revision: str | None) -> Location:
     try:
         snapshot = Path(snapshot_download(f"{owner}/{repository}", revision=revision, allow_patterns=files))
     except LocalEntryNotFoundError as error:
-        raise CheckpointError(f"{name}: not in the local Hub cache, and the Hub cannot be reached") from error
+        which = f"{name} at revision {revision!r}" if revision else name
+        raise CheckpointError(f"{which}: not in the local Hub cache, and the Hub cannot be reached") from error
+    except RevisionNotFoundError as error:
+        raise CheckpointMismatchError(f"{name}: the Hub has no revision {revision!r} of it") from error
     except HFValidationError as error:
         raise CheckpointError(nowhere) from error
     except HfHubHTTPError as error:

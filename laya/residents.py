@@ -16,11 +16,20 @@ MOST_RESIDENT = 2  # English and multilingual; a checkpoint takes 0.6 to 1.6 GB 
 class Residents(Generic[Key]):
     """Agents by key, at most `most` of them. Safe to share between threads."""
 
-    def __init__(self, load: Callable[[Key], Agent], most: int = MOST_RESIDENT) -> None:
-        """`load` makes the agent of a key; `most` below 1 is refused with LayaError."""
+    def __init__(
+        self,
+        load: Callable[[Key], Agent],
+        most: int = MOST_RESIDENT,
+        is_usable: Callable[[Key, Agent], bool] = lambda _key, _agent: True,
+    ) -> None:
+        """`load` makes the agent of a key; `most` below 1 is refused with LayaError.
+
+        A resident agent that `is_usable` refuses for an equal key is replaced.
+        """
         if most < 1:
             raise LayaError(f"{most} resident agents: expected 1 or more")
         self._load = load
+        self._is_usable = is_usable
         self._most = most
         self._agents: OrderedDict[Key, Agent] = OrderedDict()
         self._lock = threading.Lock()  # held for moments, so that a resident agent is there while another loads
@@ -38,6 +47,7 @@ class Residents(Generic[Key]):
             with self._lock:
                 if (agent := self._used(key)) is not None:  # another thread loaded it meanwhile
                     return agent
+                self._agents.pop(key, None)
                 while len(self._agents) >= self._most:
                     self._agents.popitem(last=False)
             agent = self._load(key)
@@ -46,6 +56,8 @@ class Residents(Generic[Key]):
             return agent
 
     def _used(self, key: Key) -> Agent | None:
-        if key in self._agents:
-            self._agents.move_to_end(key)
-        return self._agents.get(key)
+        agent = self._agents.get(key)
+        if agent is None or not self._is_usable(key, agent):
+            return None
+        self._agents.move_to_end(key)
+        return agent

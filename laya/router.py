@@ -28,18 +28,18 @@ class Route:
     reason: str
 
 
-def choose_route(state: Any, language: str | None = None) -> Route:
+def choose_route(state: Any, language: str | None = None, default: str = MULTILINGUAL_CHECKPOINT) -> Route:
     """The route of a state by its language: `language` where it says one, else what is detected.
 
-    `multilingual` reads English, but `english` reads nothing else: what is undecided or has no text goes to the former.
+    What is undecided or has no text goes to `default`: `multilingual` reads English, but `english` reads nothing else.
     """
     if (given := read_language(language)) is not None:
         return Route(_checkpoint_for(given), given, "language given")
     found = detect_language(state)
     if found.language is None:
-        reason = f"undecided ({found.confidence:.2f})" if found.confidence else "no text to detect a language in"
-    else:
-        reason = f"detected {found.language} ({found.confidence:.2f})" + (" in a part" if found.in_part else "")
+        why = f"undecided ({found.confidence:.2f})" if found.confidence else "no text to detect a language in"
+        return Route(default, None, f"{why}: default {default}")
+    reason = f"detected {found.language} ({found.confidence:.2f})" + (" in a part" if found.in_part else "")
     return Route(_checkpoint_for(found.language), found.language, reason)
 
 
@@ -55,12 +55,15 @@ class Router:
         *,
         agent_kwargs: Mapping[str, Any] | None = None,
         resident_agents: int = MOST_RESIDENT,
+        default: str = MULTILINGUAL_CHECKPOINT,
     ) -> None:
         """`checkpoints` maps names to folders or Hub ids, and adds to or replaces `english`, `multilingual` and
-        `typed-decisions`. `agent_kwargs` goes to `laya.load` for each of them; nothing is passed by default.
+        `typed-decisions`. `agent_kwargs` goes to `laya.load` for each of them; nothing is passed by default. `default`
+        is the checkpoint of states whose language is undecided. Raises CheckpointError when it has no such name.
         """
         self.checkpoints: dict[str, str | Path] = {**{name: name for name in NAMES}, **(checkpoints or {})}
         self._agent_kwargs = dict(agent_kwargs or {})
+        self.default = self._name_of(default)
         self._residents = Residents(self._load, resident_agents)
 
     def route(self, state: Any, language: str | None = None, checkpoint: str | None = None) -> Route:
@@ -69,7 +72,7 @@ class Router:
         Raises CheckpointError for a name that this router does not have.
         """
         if checkpoint is None:
-            return choose_route(state, language)
+            return choose_route(state, language, self.default)
         return Route(self._name_of(checkpoint), read_language(language), "checkpoint given")
 
     def agent(self, checkpoint: str) -> Agent:
@@ -127,7 +130,7 @@ class Router:
         )
 
 
-def _checkpoint_for(language: str | None) -> str:
+def _checkpoint_for(language: str) -> str:
     return ENGLISH_CHECKPOINT if language == ENGLISH else MULTILINGUAL_CHECKPOINT
 
 

@@ -67,15 +67,25 @@ def _find_bins_problem(bucket: str, entry: object) -> str | None:
     return None
 
 
-def read_file(path: str | Path) -> dict[str, Any]:
-    """Return a calibration file's content. Raises ValueError, without the path, when it is none; OSError, too."""
+def read_bytes(path: str | Path) -> bytes:
+    """Return what a calibration file holds. Raises OSError, or ValueError for a file too large to be one."""
     file = Path(path).expanduser()
-    if file.stat().st_size > MAX_FILE_BYTES:
-        raise ValueError(f"a calibration file has at most {MAX_FILE_BYTES} bytes, this one {file.stat().st_size}")
+    if (size := file.stat().st_size) > MAX_FILE_BYTES:
+        raise ValueError(f"a calibration file has at most {MAX_FILE_BYTES:,} bytes, this one has {size:,}")
+    return file.read_bytes()
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    """Return a calibration's content. Raises ValueError where it is none."""
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(raw)
     except RecursionError as error:
         raise ValueError("expected a JSON object, found one nested too deeply") from error
     if (problem := find_problem(content)) is not None:
         raise ValueError(problem)
     return dict(content)
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Return a calibration file's content. Raises OSError, or ValueError, without the path, where it is none."""
+    return parse(read_bytes(path))

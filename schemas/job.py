@@ -1,17 +1,20 @@
 """Jobs and shards: what was asked for, and the states it passes through. Owns no SQL."""
 
+import json
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, StringConstraints
 
 NonEmptyText = Annotated[str, StringConstraints(min_length=1)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 BackendName = Literal["auto", "eager", "compile", "tilelang", "aot", "onnx"]
 
 ROUTER = "router"  # a job's checkpoint when each row goes to one of `ROUTED_TO` by its language
 ROUTED_TO = ("english", "multilingual")
+RouteName = Literal["english", "multilingual"]  # the same
 
 MAX_PRIORITY = 9  # Redis has no priorities of its own: Celery keeps one list for each, and ten are enough
 
@@ -78,6 +81,22 @@ def _transitions_of(state: StrEnum) -> frozenset[StrEnum]:
     return (_JOB_TRANSITIONS if isinstance(state, JobStatus) else _SHARD_TRANSITIONS)[state]
 
 
+class Calibration(BaseModel):
+    """Temperatures that replace a checkpoint's: what a calibration file says, and its SHA-256."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    content: dict[str, Any]
+    sha256: Sha256  # of the file
+
+    def __eq__(self, other: object) -> bool:
+        """Two files that say the same are the same calibration, however they are written."""
+        return isinstance(other, Calibration) and self.content == other.content
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.content, sort_keys=True))
+
+
 class JobSpec(BaseModel):
     """What one job asks for: kept as JSON with the job, and compared when an idempotency key is used again."""
 
@@ -90,8 +109,33 @@ class JobSpec(BaseModel):
     checkpoint: NonEmptyText = "english"
     routes: dict[str, NonEmptyText] | None = None  # with checkpoint "router" alone: where each of ROUTED_TO is
     language_column: NonEmptyText | None = None  # with checkpoint "router" alone
+    default_route: RouteName | None = None  # with checkpoint "router" alone: of rows whose language is undecided
+    revision: NonEmptyText | None = None  # of a checkpoint on the Hub: a commit, branch or tag
+    expected_sha256: dict[NonEmptyText, Sha256] | None = None  # by file; in a routed job `english/…`, `multilingual/…`
+    max_len: PositiveInt | None = None  # tokens; None: the checkpoint's
+    head_max_len: PositiveInt | None = None  # tokens; None: the checkpoint's
+    calibration: dict[NonEmptyText, Calibration] | None = None  # by checkpoint: the job's, or each of ROUTED_TO
     backend: BackendName = "auto"
     max_row_errors: NonNegativeInt | None = None  # None: any number
+
+    def digests_of(self, route: str | None) -> dict[str, str]:
+        """Return the digests expected of the job's checkpoint, or of one of a routed job's, by path in its folder."""
+        expected = self.expected_sha256 or {}
+        if route is None:
+            return expected
+        prefix = f"{route}/"
+        return {path.removeprefix(prefix): digest for path, digest in expected.items() if path.startswith(prefix)}
+
+    def calibration_of(self, route: str | None) -> Calibration | None:
+        """Return the calibration of the job's checkpoint, or of one of a routed job's."""
+        return (self.calibration or {}).get(route or self.checkpoint)
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """What the job asks of its checkpoint beyond what the checkpoint says, for people: a calibration as digest."""
+        calibrations = {name: calibration.sha256 for name, calibration in (self.calibration or {}).items()}
+        names = ("revision", "expected_sha256", "max_len", "head_max_len", "default_route")
+        return {**{name: getattr(self, name) for name in names}, "calibration_sha256": calibrations or None}
 
 
 @dataclass(frozen=True)

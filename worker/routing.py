@@ -6,7 +6,8 @@ Owns dividing a window of rows among them. Where a row goes is `laya.choose_rout
 from dataclasses import dataclass, field
 
 import laya
-from schemas.job import Claim
+from laya.router import MULTILINGUAL_CHECKPOINT
+from schemas.job import Claim, JobSpec
 from worker.reader import Window
 from worker.session import Session
 
@@ -39,12 +40,16 @@ def load_scorers(session: Session, claim: Claim) -> dict[str, Scorer]:
     return {name: Scorer(name, agent, agent.prepare(spec.questions)) for name, agent in agents.items()}
 
 
-def divide_window(window: Window, scorers: dict[str, Scorer], routed: bool) -> list[Part]:
+def divide_window(window: Window, scorers: dict[str, Scorer], spec: JobSpec) -> list[Part]:
     """The window's parts, at least one. The errors of rows that are no states come with the first."""
-    if not routed:
+    if spec.routes is None:
         (scorer,) = scorers.values()
         return [Part(scorer, window, [None] * len(window.states))]
-    routes = list(map(laya.choose_route, window.states, window.languages))
+    default = spec.default_route or MULTILINGUAL_CHECKPOINT
+    routes = [
+        laya.choose_route(state, language, default)
+        for state, language in zip(window.states, window.languages, strict=True)
+    ]
     names = [name for name in scorers if any(route.checkpoint == name for route in routes)] or list(scorers)[:1]
     parts = []
     for name in names:

@@ -6,9 +6,9 @@ Made in the child process, after the fork: the parent touches neither CUDA nor a
 import logging
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -37,6 +37,22 @@ HEARTBEATS_PER_LEASE = 4
 
 class CheckpointChangedError(LayaBatchError):
     """A job's checkpoint is not, on this worker, the one that began to score it."""
+
+
+@dataclass(frozen=True)
+class AgentRequest:
+    """Which agent a job needs. Those that differ in `max_len` or in the digests expected of the files share weights."""
+
+    location: str
+    revision: str | None
+    backend: str
+    max_len: int | None = field(default=None, compare=False)  # tokens; None: the checkpoint's
+    expected_sha256: Mapping[str, str] | None = field(default=None, compare=False)
+
+
+def is_long_enough(wanted: AgentRequest, agent: laya.Agent) -> bool:
+    """Whether a loaded agent reads as many tokens as are wanted."""
+    return (wanted.max_len or agent.checkpoint.own_max_len) <= agent.checkpoint.max_len
 
 
 def warm_what_fits(agent: laya.Agent, sequences: int, length: int) -> None:
@@ -70,7 +86,7 @@ class Session:
         return self.vitals.within(stage, settings.boot_timeout_s if stage == "load" else settings.batch_timeout_s)
 
     def __post_init__(self) -> None:
-        self.agents = Residents(self._load_agent)
+        self.agents = Residents(self._load_agent, is_usable=is_long_enough)
         self.reader = ForwardReader(min(READ_ROWS, self.settings.rows_per_window))
 
     def limits_of(self, agent: laya.Agent) -> laya.PackingLimits:
@@ -79,13 +95,18 @@ class Session:
         tokens = self.settings.max_batch_tokens
         return limits if tokens is None else replace(limits, max_tokens=tokens)
 
-    def agent_for(self, checkpoint: str, backend: str) -> laya.Agent:
+    def agent_for(self, wanted: "AgentRequest") -> laya.Agent:
         """A warm agent, loaded when it is not among the last few used. Raises laya.LayaError when it cannot be."""
-        return self.agents.get((checkpoint, backend))
+        return self.agents.get(wanted)
 
-    def _load_agent(self, asked: tuple[str, str]) -> laya.Agent:
-        checkpoint, backend = asked
-        agent = laya.load(checkpoint, backend=backend)
+    def _load_agent(self, wanted: "AgentRequest") -> laya.Agent:
+        agent = laya.load(
+            wanted.location,
+            revision=wanted.revision,
+            backend=wanted.backend,
+            expected_sha256=wanted.expected_sha256,
+            max_len=wanted.max_len,
+        )
         for sequences, length in agent.warmup_shapes(self.limits_of(agent)):
             warm_what_fits(agent, sequences, length)
         return agent
@@ -95,8 +116,16 @@ class Session:
 
         Raises CheckpointChangedError when another worker scores the job with other weights.
         """
-        location = claim.spec.checkpoint if claim.spec.routes is None or route is None else claim.spec.routes[route]
-        agent = self.agent_for(location, claim.spec.backend)
+        spec = claim.spec
+        location = spec.checkpoint if spec.routes is None or route is None else spec.routes[route]
+        digests, calibration = spec.digests_of(route), spec.calibration_of(route)
+        wanted = AgentRequest(location, spec.revision, spec.backend, spec.max_len, digests)
+        agent = self.agent_for(wanted).with_options(
+            max_len=spec.max_len,
+            head_max_len=spec.head_max_len,
+            calibration=None if calibration is None else calibration.content,
+            expected_sha256=digests,
+        )
         weights = (agent.checkpoint.fingerprint, agent.checkpoint.revision)
         if route is None:
             held_to = leases.hold_checkpoint(self.db, claim, *weights)
@@ -150,7 +179,8 @@ def boot_session(settings: Settings, db: Database, birth: Birth, vitals: Vitals)
     vitals.death = None
     with watch.time("warmup"):
         for checkpoint in ROUTED_TO if settings.checkpoint == ROUTER else [settings.checkpoint]:
-            agent = session.agent_for(resolve_checkpoint(checkpoint), settings.backend)
+            wanted = AgentRequest(resolve_checkpoint(checkpoint), settings.revision, settings.backend, settings.max_len)
+            agent = session.agent_for(wanted)
     ready = workers.WorkerReady(
         agent.backend, agent.fallback_reason, _dtype_name(agent), watch.ms["warmup"] / 1000, _versions()
     )

@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 PERMANENT = (
     InputError,
     CheckpointChangedError,
-    laya.QuestionError,
     laya.BackendError,
 )  # what another attempt would meet again
+OF_THE_JOB = (laya.CheckpointMismatchError, laya.QuestionError)  # what every other shard would meet
 
 
 class JobStoppedError(Exception):

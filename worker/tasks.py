@@ -51,7 +51,7 @@ class ScoreShard(Task):  # type: ignore[misc]  # Celery has no types
 def _score(session: "Session", claim: Claim) -> None:
     """Run the shard and record how it ended."""
     from worker.halving import DeviceLostError  # noqa: PLC0415 - not in the parent
-    from worker.shard import PERMANENT, DrainingError, JobStoppedError, run_shard  # noqa: PLC0415
+    from worker.shard import OF_THE_JOB, PERMANENT, DrainingError, JobStoppedError, run_shard  # noqa: PLC0415
 
     plan = claim.plan
     log.info("%s: %d rows of %d files, the first %s", claim, plan.rows, len(plan.files), plan.files[0].name)
@@ -77,5 +77,9 @@ def _score(session: "Session", claim: Claim) -> None:
             os.kill(os.getpid(), signal.SIGKILL)  # only a new process has a new device, and only if it boots
     except Exception as error:  # the task boundary: whatever an attempt dies of is counted on the shard
         log.exception("%s: failed", claim)
-        attempts = 1 if isinstance(error, PERMANENT) else session.settings.max_attempts
-        leases.fail_shard(session.db, claim, f"{type(error).__name__}: {error}", attempts)
+        message = f"{type(error).__name__}: {error}"
+        if isinstance(error, OF_THE_JOB):
+            leases.fail_job(session.db, claim, message)
+        else:
+            attempts = 1 if isinstance(error, PERMANENT) else session.settings.max_attempts
+            leases.fail_shard(session.db, claim, message, attempts)

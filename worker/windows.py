@@ -46,7 +46,7 @@ def prepare_windows(session: Session, claim: Claim, scorers: dict[str, Scorer]) 
         if window is None:
             return
         with watch.time("route"):
-            parts = divide_window(window, scorers, routed=claim.spec.routes is not None)
+            parts = divide_window(window, scorers, claim.spec)
         for part in parts:
             share = len(part.window.states) / max(1, len(window.states))
             stage_ms = {"read": (watch.ms["read"] + watch.ms["route"]) * share}

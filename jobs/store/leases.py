@@ -292,6 +292,18 @@ def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> Non
 
 
 @replayed
+def fail_job(db: Database, claim: Claim, error: str) -> None:
+    """Fail the whole job: its other shards would meet the same error. Those that wait are cancelled."""
+    with db.write() as connection:
+        lock_job_of(connection, claim)
+        count_failure(connection, claim.lease, error, 1)
+        failed = jobs.c.id == claim.job_id, jobs.c.error.is_(None)
+        connection.execute(sa.update(jobs).where(*failed).values(error=error))
+        cancel_waiting_shards(connection, claim.job_id)
+        settle_job(connection, claim.job_id)
+
+
+@replayed
 def _release(db: Database, /, claim: Claim, **values: Any) -> JobStatus | None:
     ended_so = shards.c.id == claim.shard_id, shards.c.attempt == claim.attempt, shards.c.status == values["status"]
     with db.write() as connection:

@@ -151,6 +151,38 @@ def test_a_language_column_comes_first_and_null_in_it_is_detected(
     assert all(row["route_reason"] != "language given" for row in rows if row["row_number"] % len(TEXTS) != 0)
 
 
+def test_each_route_has_its_calibration_and_undecided_rows_go_where_the_job_says(
+    routing_service: Service, checkpoints: dict[str, Path]
+) -> None:
+    path = write_rows(routing_service.folder / "options" / "a.parquet")
+    calibration = {"temperature": [4, 4, 4], "temperature_by_options": {}}
+    digests = {
+        f"{name}/model.safetensors": laya.load(folder).checkpoint.digests["model.safetensors"]
+        for name, folder in checkpoints.items()
+    }
+    options = {"calibration": {"english": calibration}, "expected_sha256": digests, "default_route": "english"}
+    job = wait(routing_service, submit(routing_service, path, checkpoints, **options))
+    assert job.status is jobs.JobStatus.SUCCEEDED
+    agents = {
+        "english": laya.load(checkpoints["english"], calibration=calibration),
+        "multilingual": laya.load(checkpoints["multilingual"]),
+    }
+    for row in (row for row in answered_rows(routing_service, job) if row["row_number"] < len(TEXTS)):
+        text, language = TEXTS[row["row_number"]], LANGUAGES[row["row_number"]]
+        name = "english" if language in ("en", None) else "multilingual"
+        assert row["checkpoint"] == name
+        assert row["route_reason"].endswith("default english") == (language is None)
+        answer = agents[name].predict(text, QUESTIONS)["answers"][row["question"]]
+        assert row["answer_confidence"] == pytest.approx(answer["answer_confidence"], abs=2e-4)
+    mixed_up = {
+        "english/model.safetensors": digests["multilingual/model.safetensors"],
+        "multilingual/model.safetensors": digests["multilingual/model.safetensors"],
+    }
+    job = submit(routing_service, path, checkpoints, expected_sha256=mixed_up)
+    with pytest.raises(jobs.JobFailedError, match=r"english/model\.safetensors: sha256: expected"):
+        wait(routing_service, job)
+
+
 def test_a_job_of_one_checkpoint_has_no_routes(routing_service: Service, checkpoints: dict[str, Path]) -> None:
     path = write_rows(routing_service.folder / "plain" / "a.parquet")
     plain = {"checkpoint": checkpoints["english"], "routes": None}

@@ -151,6 +151,8 @@ def test_an_agent_with_other_options_shares_the_weights_and_answers_as_one_loade
         ({"max_len": 0}, "max_len: expected 1 to 128 tokens, found 0"),
         ({"head_max_len": 128}, "head_max_len: expected 1 to 127 tokens, fewer than max_len, found 128"),
         ({"max_len": 40, "head_max_len": 40}, "expected 1 to 39 tokens"),
+        ({"expected_sha256": {"model.safetensors": "ab" * 32}}, "model.safetensors: sha256: expected abab"),
+        ({"expected_sha256": {"encoder/../x": "ab" * 32}}, "'encoder/../x', which is no file of the checkpoint"),
         ({"calibration": {"version": 1}}, "calibration: expected an object with temperature"),
     ],
 )

@@ -67,8 +67,24 @@ def test_a_route_says_why() -> None:
     )
     assert (mixed.checkpoint, mixed.language) == ("multilingual", "es")
     assert re.fullmatch(r"detected es \([01]\.\d\d\) in a part", mixed.reason)
-    assert re.fullmatch(r"undecided \(0\.\d\d\)", laya.choose_route("hi").reason)
-    assert laya.choose_route("12") == laya.Route("multilingual", None, "no text to detect a language in")
+    assert re.fullmatch(r"undecided \(0\.\d\d\): default multilingual", laya.choose_route("hi").reason)
+    assert laya.choose_route("12") == laya.Route(
+        "multilingual", None, "no text to detect a language in: default multilingual"
+    )
+
+
+def test_what_is_undecided_goes_to_the_default_and_the_reason_says_so(checkpoints: dict[str, Path]) -> None:
+    assert laya.choose_route("12", default="english") == laya.Route(
+        "english", None, "no text to detect a language in: default english"
+    )
+    router = laya.Router(checkpoints, default="house")
+    assert re.fullmatch(r"undecided \(0\.\d\d\): default house", router.route("hi").reason)
+    assert router.predict("12", QUESTIONS)["route"]["checkpoint"] == "house"
+    assert router.route("El pedido llegó roto y nadie responde").checkpoint == "multilingual"
+    assert router.route("12", language="en") == laya.Route("english", "en", "language given")
+    assert laya.Router(checkpoints, default="EN").default == "english"
+    with pytest.raises(laya.CheckpointError, match="no checkpoint is named 'klingon'"):
+        laya.Router(checkpoints, default="klingon")
 
 
 def test_a_language_that_is_given_comes_first() -> None:

@@ -1,12 +1,16 @@
-"""What a process does before its first shard. The agent is a stand-in with little memory."""
+"""What a process does before its first shard. Where memory is short, the agent is a stand-in with little of it."""
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
 import laya
-from worker.session import warm_what_fits
+from jobs.settings import load_settings
+from jobs.store.database import Database
+from worker.session import AgentRequest, Session, warm_what_fits
+from worker.vitals import Vitals
 
 
 class SmallAgent:
@@ -35,3 +39,21 @@ def test_what_is_not_for_lack_of_memory_is_raised() -> None:
     with pytest.raises(RuntimeError, match="no kernel image"):
         warm_what_fits(agent, 16, 8)
     assert agent.tried == [16]
+
+
+def test_jobs_that_differ_in_lengths_digests_or_calibration_share_the_weights(
+    db: Database, tiny_checkpoint: Path
+) -> None:
+    session = Session(load_settings(), db, "w", 1, Vitals())
+    weights = (str(tiny_checkpoint), None, "eager")
+    first = session.agent_for(AgentRequest(*weights))
+    assert first.checkpoint.max_len == 96
+    digests = {"encoder/config.json": first.checkpoint.digests["encoder/config.json"]}
+    assert session.agent_for(AgentRequest(*weights, 64)) is first
+    assert session.agent_for(AgentRequest(*weights, expected_sha256=digests)) is first
+    longer = session.agent_for(AgentRequest(*weights, 128))
+    assert longer.checkpoint.max_len == 128
+    assert session.agent_for(AgentRequest(*weights)) is longer
+    other = session.agent_for(AgentRequest(weights[0], None, "auto"))
+    assert other is not longer
+    assert session.agent_for(AgentRequest(*weights, 96)) is longer
