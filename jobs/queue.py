@@ -85,10 +85,11 @@ def count_messages(settings: Settings) -> int:
 
 
 def ping_workers(settings: Settings) -> list[str]:
-    """Names of the Celery workers that answer; they do so while they score."""
+    """Return the names of the Celery workers of the settings' queue that answer; they do so while they score."""
     configure_app(settings)
     with _broker_errors(settings):
-        return sorted(name for reply in app.control.ping(timeout=PING_TIMEOUT_S) for name in reply)
+        replies = app.control.inspect(timeout=PING_TIMEOUT_S).active_queues() or {}
+    return sorted(name for name, queues in replies.items() if settings.queue in [queue["name"] for queue in queues])
 
 
 def _verified(url: str) -> str:

@@ -156,8 +156,12 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """The environment of a process that is to have these settings: this one's, with no other of ours."""
+    """The environment of a Python process that is to have these settings: this one's, with no other of ours.
+
+    No module of its working folder is imported, as `python -m` would; PYTHONPATH stays as it is.
+    """
     variables = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    variables["PYTHONSAFEPATH"] = "1"
     for name in Settings.model_fields:
         value = getattr(settings, name)
         if isinstance(value, SecretStr):

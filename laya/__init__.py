@@ -3,6 +3,7 @@
 Knows nothing of jobs or queues. `agent` is the way in; docs of the stages are in their own modules.
 """
 
+import laya.threads  # noqa: F401 - first: it decides how torch is loaded
 from laya.agent import Agent, export_aot, load
 from laya.checkpoint import Checkpoint
 from laya.decode import Answers, Logits

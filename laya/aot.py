@@ -151,8 +151,11 @@ def compile_program(program: torch.export.ExportedProgram, path: Path, options: 
 
 def check_loads(artifact: Path, device: torch.device) -> None:
     """BackendError unless a process of its own can load the artifact: what is native in one can end any."""
-    program = "import sys, torch, laya.aot; laya.aot.load_program(sys.argv[1], torch.device(sys.argv[2]))"
-    command = [sys.executable, "-X", "faulthandler", "-c", program, str(artifact), str(device)]
+    # It finds modules where this process does, and not in its working folder.
+    program = f"import sys; sys.path[:] = {sys.path!r}; import torch, laya.aot; " + (
+        "laya.aot.load_program(sys.argv[1], torch.device(sys.argv[2]))"
+    )
+    command = [sys.executable, "-P", "-X", "faulthandler", "-c", program, str(artifact), str(device)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LOADING_S)
     except subprocess.TimeoutExpired as error:

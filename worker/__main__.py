@@ -42,13 +42,14 @@ class DeviceWorker:
 
     device: str
     name: str
+    pinned: dict[str, str]  # variables of its device, and of its share of the CPUs
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
     backoff_s: float = FIRST_BACKOFF_S
     start_not_before: float = 0.0
 
     def start(self, settings: Settings) -> None:
-        environment = {**environment_of(settings), **pin_environment(self.device)}
+        environment = {**environment_of(settings), **self.pinned}
         command = [sys.executable, "-m", "worker.celery_worker", self.device, self.name]
         # Its own session: Ctrl-C reaches the supervisor alone. Standard input is its lifeline.
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
@@ -79,8 +80,12 @@ class Supervisor:
         host = socket.gethostname()
         # A name that no other worker ever has: at boot, a worker frees what its predecessor of the same name held.
         token = secrets.token_hex(3)
+        devices = list_devices()
         self.workers = [
-            DeviceWorker(device, f"{_short(device)}-{token}@{host}-{os.getpid()}") for device in list_devices()
+            DeviceWorker(
+                device, f"{_short(device)}-{token}@{host}-{os.getpid()}", pin_environment(device, len(devices))
+            )
+            for device in devices
         ]
 
     def run(self) -> int:

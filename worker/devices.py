@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 from jobs.errors import SettingsError
+from schemas.cpus import thread_variables
 
 CPU = "cpu"
 _DEVICE_LINE = re.compile(r"^(\s*)(?:GPU|MIG)\b.*\(UUID:\s*((?:GPU|MIG)-[^)]+)\)", re.MULTILINE)
@@ -21,9 +22,13 @@ def list_devices() -> list[str]:
     return _ask_driver() or [CPU]
 
 
-def pin_environment(device: str) -> dict[str, str]:
-    """The environment in which a process sees this device alone; to be set before its Python starts."""
-    return {} if device == CPU else {"CUDA_VISIBLE_DEVICES": device}
+def pin_environment(device: str, processes: int) -> dict[str, str]:
+    """Return the variables with which a process sees this device alone and takes its share of the CPUs.
+
+    To be set before its Python starts. `processes`: those that share this machine, one for each device.
+    """
+    pinned = {} if device == CPU else {"CUDA_VISIBLE_DEVICES": device}
+    return {**pinned, **thread_variables(os.environ, processes)}
 
 
 def _ask_driver() -> list[str]:
@@ -60,3 +65,7 @@ def _select(devices: list[str], visible: list[str]) -> list[str]:
             break
         selected.append(matching[0])
     return selected
+
+
+if __name__ == "__main__":
+    print("\n".join(list_devices()))

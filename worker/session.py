@@ -185,6 +185,7 @@ def boot_session(settings: Settings, db: Database, birth: Birth, vitals: Vitals)
         agent.backend, agent.fallback_reason, _dtype_name(agent), watch.ms["warmup"] / 1000, _versions()
     )
     workers.mark_ready(db, birth.worker_id, ready)
+    log.info("warm: %s on %s, %d CPU threads", agent.backend, agent.device, torch.get_num_threads())
     threading.Thread(target=session.beat_for_ever, name="heartbeat", daemon=True).start()
     return session
 

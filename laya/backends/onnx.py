@@ -92,11 +92,19 @@ def build_onnx(context: BackendContext) -> Backend:
         raise BackendError("onnxruntime finds no CUDA here; install onnxruntime-gpu, or load with device='cpu'")
     cuda = [(CUDA_PROVIDER, {"device_id": device.index or 0})] if device.type == "cuda" else []
     try:
-        session = runtime.InferenceSession(str(path), providers=[*cuda, CPU_PROVIDER])
+        session = runtime.InferenceSession(str(path), _session_options(runtime), providers=[*cuda, CPU_PROVIDER])
     except Exception as error:  # onnxruntime's errors share no class of their own
         raise BackendError(f"{path}: onnxruntime cannot read it: {error}") from error
     _check_graph(session, path, context)
     return OnnxBackend(session)
+
+
+def _session_options(runtime: Any) -> Any:
+    """As many threads as torch has, which sleep while they wait, as torch's do (`laya.threads`)."""
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
 
 
 def _check_graph(session: "InferenceSession", path: Path, context: BackendContext) -> None:

@@ -23,6 +23,7 @@ from schemas.tables import jobs as jobs_table
 from schemas.tables import results, shards
 from tests.integration.service import QUESTIONS, make_texts, write_tickets
 from tests.plans import even_plan
+from tests.traps import set_traps
 
 COMMAND = str(Path(sys.executable).with_name("laya-batch"))
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -30,7 +31,8 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A user's folder with tickets, questions and an empty data folder."""
+    """A user's folder with tickets, questions, an empty data folder, and modules that nobody may import."""
+    set_traps(tmp_path)
     (tmp_path / "triage.yaml").write_text(yaml.safe_dump(QUESTIONS, sort_keys=False))
     write_tickets(tmp_path / "tickets.parquet", [*make_texts(150), None])
     return tmp_path

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 import yaml
 
 import jobs
 from jobs.settings import PREFIX, Settings
+from schemas.cpus import allowed_cpus
+from schemas.tables import workers
 from tests.integration.service import QUESTIONS, WAIT_S, Service, make_texts, write_tickets
+from tests.traps import set_traps
 
 COMPOSE: dict[str, Any] = yaml.safe_load((Path(__file__).resolve().parents[2] / "docker" / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
@@ -44,7 +48,9 @@ def test_its_commands_migrate_work_and_report_health(service: Service) -> None:
         "LAYA_BATCH_BACKEND": "auto",
     }
     assert set(local) == set(SERVICES["worker"]["environment"])
-    environment = {**os.environ, **local, "LAYA_BATCH_QUEUE": service.settings.queue, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **local, "LAYA_BATCH_QUEUE": service.settings.queue}
+    traps = service.folder / "traps"
+    set_traps(traps)
     probe = command_of(SERVICES["worker"]["healthcheck"]["test"][2:])
 
     migrated = subprocess.run(
@@ -53,12 +59,36 @@ def test_its_commands_migrate_work_and_report_health(service: Service) -> None:
     assert "is up to date" in migrated.stdout
     sick = subprocess.run(probe, env=environment, capture_output=True, text=True, check=False)
     assert sick.returncode == 1
-    assert "no worker" in sick.stderr
+    assert "0 of 1 workers" in sick.stderr
     with (service.folder / "worker.log").open("ab") as log:
-        worker = subprocess.Popen(command_of(SERVICES["worker"]["command"]), env=environment, stdout=log, stderr=log)
+        worker = subprocess.Popen(
+            ["taskset", "--cpu-list", str(min(allowed_cpus())), *command_of(SERVICES["worker"]["command"])],
+            env=environment,
+            cwd=traps,
+            stdout=log,
+            stderr=log,
+        )
     service.processes.append(worker)
     service.wait_for(service.ready_workers, worker)
     service.wait_for(lambda: subprocess.run(probe, env=environment, check=False).returncode == 0, worker)
+    # One worker where the driver lists two devices is not well.
+    smi = service.folder / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\nprintf 'GPU 0: A (UUID: GPU-1)\\nGPU 1: A (UUID: GPU-2)\\n'\n")
+    smi.chmod(0o755)
+    with_driver = {**environment, "PATH": f"{smi.parent}:{environment['PATH']}"}
+    with_driver.pop("CUDA_VISIBLE_DEVICES", None)
+    half = subprocess.run(probe, env=with_driver, capture_output=True, text=True, check=False)
+    assert (half.returncode, "1 of 2 workers" in half.stderr) == (1, True), half.stderr
+    # Nor is one whose workers take another queue's work.
+    other = subprocess.run(
+        probe, env={**environment, "LAYA_BATCH_QUEUE": "other"}, capture_output=True, text=True, check=False
+    )
+    assert "0 of 1 workers" in other.stderr
+    (started,) = service.query(sa.select(workers.c.pid))
+    given = Path(f"/proc/{started.pid}/environ").read_text().split("\0")
+    assert {"OMP_NUM_THREADS=1", "RAYON_NUM_THREADS=1", "OMP_WAIT_POLICY=PASSIVE"} <= set(given)
+    assert "1 CPU threads" in service.log
     path = write_tickets(service.folder / "in.parquet", make_texts(20))
     job = jobs.submit(
         path, questions=QUESTIONS, state="text", checkpoint=service.settings.checkpoint, settings=service.settings

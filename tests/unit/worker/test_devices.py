@@ -69,6 +69,9 @@ def test_a_driver_that_fails_is_an_error_and_not_a_silent_cpu(monkeypatch: pytes
     assert list_devices() == ["cpu"]
 
 
-def test_a_gpu_is_pinned_before_python_starts_and_a_cpu_needs_nothing() -> None:
-    assert pin_environment("GPU-1") == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
-    assert pin_environment("cpu") == {}
+def test_a_worker_sees_its_device_alone_and_its_share_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    pinned = pin_environment("GPU-1", processes=10_000)
+    assert pinned == {"CUDA_VISIBLE_DEVICES": "GPU-1", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+    assert "CUDA_VISIBLE_DEVICES" not in pin_environment("cpu", processes=1)
