@@ -133,7 +133,7 @@ def publish(title: str, lines: Iterable[dict[str, Any]], columns: list[str], out
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         table.add_row(*(_cell(line.get(column)) for column in columns))
-    Console(stderr=True, width=140).print(table)
+    Console(stderr=True, width=140, markup=False, emoji=False).print(table)
 
 
 def _cell(value: Any) -> str:

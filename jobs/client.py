@@ -1,29 +1,32 @@
 """The functions that `import jobs` offers. Each opens the database for its own call."""
 
+import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from pyarrow import fs
 
 from jobs.engine_options import EngineOptions
 from jobs.errors import BrokerError, JobFailedError, OutputError
-from jobs.planning import is_url, open_input
-from jobs.progress import show_progress, track_answers
+from jobs.output import open_output, write_parquet
+from jobs.progress import mention_workers, show_progress, track_answers
 from jobs.queue import check_broker, configure_app
 from jobs.settings import Settings, load_settings
 from jobs.store import lifecycle, reports
 from jobs.store.database import RETRY_S, Database
 from jobs.store.lifecycle import JobOptions
+from jobs.store.workers import last_seen
 from jobs.submission import build_spec, send_job, submit_job
+from jobs.terminal import warn
 from schemas.job import JobInfo, JobStatus
 
 POLL_S = 0.5
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -122,7 +125,9 @@ def list_jobs(*, limit: int = 20, settings: Settings | None = None) -> list[JobI
 def wait(
     job_id: int, *, timeout_s: float | None = None, progress: bool = False, settings: Settings | None = None
 ) -> JobInfo:
-    """Wait until a job has ended; `progress` shows a bar with rows, rows/s and the time left.
+    """Wait until a job has ended; `progress` shows a bar with rows, rows/s and the time left, or lines in a log.
+
+    That no worker is alive is said, too: by a log message at level WARNING without `progress`.
 
     Raises:
         JobFailedError: it failed or was cancelled; the message says why.
@@ -130,7 +135,11 @@ def wait(
     """
     settings = settings or load_settings()
     with open_database(settings, settings.database_retry_s) as db:
-        states = poll_job(db, job_id, timeout_s)
+        states = mention_workers(
+            poll_job(db, job_id, timeout_s),
+            lambda: last_seen(db, settings.lease_s, settings.boot_timeout_s),
+            warn if progress else log.warning,
+        )
         job = show_progress(states) if progress else deque(states, maxlen=1).pop()
     if job.status is not JobStatus.SUCCEEDED:
         raise JobFailedError(f"job {job_id} {job.status}" + (f": {job.error}" if job.error else ""))
@@ -155,42 +164,63 @@ def results(job_id: int, *, limit: int | None = None, settings: Settings | None 
 
     The reader fetches from the database as it is read; `probabilities` is a JSON object of option to probability.
     """
+    return _stream(job_id, reports.RESULT_SCHEMA, reports.read_results, limit, settings)
+
+
+def _stream(
+    job_id: int,
+    schema: pa.Schema,
+    read: Callable[[Database, int, int | None], Iterator[pa.RecordBatch]],
+    limit: int | None,
+    settings: Settings | None,
+) -> pa.RecordBatchReader:
     settings = settings or load_settings()
     get(job_id, settings=settings)
 
     def chunks() -> Iterator[pa.RecordBatch]:
         with open_database(settings) as db:
-            yield from reports.read_results(db, job_id, limit)
+            yield from read(db, job_id, limit)
 
-    return pa.RecordBatchReader.from_batches(reports.RESULT_SCHEMA, chunks())
+    return pa.RecordBatchReader.from_batches(schema, chunks())
 
 
-def export(job_id: int, path: str | Path, *, progress: bool = False, settings: Settings | None = None) -> int:
+def row_errors(job_id: int, *, limit: int | None = None, settings: Settings | None = None) -> pa.RecordBatchReader:
+    """Return why rows, or questions of them, have no answer, ordered by row number; streams as `results` does."""
+    return _stream(job_id, reports.ROW_ERROR_SCHEMA, reports.read_row_errors, limit, settings)
+
+
+def export(
+    job_id: int,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    partial: bool = False,
+    progress: bool = False,
+    settings: Settings | None = None,
+) -> int:
     """Write a job's answers to a Parquet file (local, or a URL that pyarrow opens); returns how many.
 
-    The file appears whole or not at all, and `progress` shows a bar with the time left. Raises OutputError when it
-    cannot be written.
+    The file appears whole or not at all, and `progress` shows a bar with the time left.
+
+    Args:
+        path: ends in `.parquet` or `.pq`; never an input of the job.
+        overwrite: replace a file that is there.
+        partial: write the answers so far of a job that has not succeeded.
+
+    Raises:
+        OutputError: the file cannot be written, or one of the above is not given.
     """
-    filesystem, target = (
-        open_input(str(path)) if is_url(str(path)) else (fs.LocalFileSystem(), str(Path(path).absolute()))
-    )
-    partial, written, total = f"{target}.partial", 0, get(job_id, settings=settings).answers
+    settings = settings or load_settings()
+    with open_database(settings) as db:
+        job, inputs = reports.get_job(db, job_id), reports.list_files(db, job_id)
+    file = open_output(str(path), inputs, overwrite)
+    if job.status is not JobStatus.SUCCEEDED and not partial:
+        raise OutputError(
+            f"job {job_id} is {job.status}, with {job.rows_done:,} of {job.rows:,} rows done; to write the answers "
+            "that there are, export with partial (--partial)"
+        )
     with results(job_id, settings=settings) as reader:
-        try:
-            with (
-                filesystem.open_output_stream(partial) as sink,
-                pq.ParquetWriter(sink, reader.schema, compression="zstd") as writer,
-            ):
-                for batch in track_answers(reader, total) if progress else reader:
-                    writer.write_batch(batch)
-                    written += batch.num_rows
-            filesystem.move(partial, target)
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written: {error}") from error
-        finally:
-            if filesystem.get_file_info(partial).is_file:
-                filesystem.delete_file(partial)
-    return written
+        return write_parquet(file, reader.schema, track_answers(reader, job.answers) if progress else reader, overwrite)
 
 
 def cancel(job_id: int, *, settings: Settings | None = None) -> JobInfo:

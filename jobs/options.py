@@ -78,6 +78,16 @@ DataDir = Annotated[
     Path | None,
     typer.Option(help="Folder of the database and the worker's log; unset: LAYA_BATCH_DATA_DIR.", show_default=False),
 ]
+ReadDataDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Read the database that `run` keeps in this folder; unset: LAYA_BATCH_DATABASE_URL, and without that the "
+        "one in LAYA_BATCH_DATA_DIR.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, with all columns.")]
 
 
 def read_pairs(given: list[str] | None, option: str, form: str) -> dict[str, str] | None:

@@ -3,6 +3,7 @@
 Reads no rows: `worker.reader` does, with `open_input` and `identify` from here, so that both sides find files alike.
 """
 
+import difflib
 import glob
 import os
 import re
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from itertools import accumulate
 from pathlib import Path
+from textwrap import shorten
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -20,10 +22,12 @@ from pyarrow import fs
 
 from jobs.errors import InputError, UnreadableInputError
 from jobs.settings import without_password
+from jobs.terminal import is_utf8, printable
 from schemas.job import InputFile, JobFile, JobPlan, JobSpec, ShardPlan
 
 FOOTERS_AT_ONCE = 16  # each is a wait for a disk or a network
 MAX_FILES_PER_SHARD = 256  # each takes a worker some milliseconds to open, or from an object store some hundreds
+LISTED_CHARACTERS = 300  # of the columns of a file that lacks one
 _GLOB_CHARACTERS = "*?["
 
 
@@ -98,6 +102,8 @@ def open_input(name: str) -> tuple[fs.FileSystem, str]:
 
 def identify(name: str) -> InputFile:
     """The file as it is now; raises InputError when it is gone."""
+    if not is_utf8(name):
+        raise InputError(f"{printable(name)}: the path is not UTF-8; rename the file or its folder")
     filesystem, path = open_input(name)
     try:
         info = filesystem.get_file_info(path)
@@ -191,7 +197,7 @@ def _needed_columns(name: str, schema: pa.Schema, spec: JobSpec) -> pa.Schema:
     """The columns that the job reads, checked: present, and of a type that can be a state, a row id or a language."""
     needed = [*spec.state, *(name for name in (spec.row_id, spec.language_column) if name is not None)]
     if missing := [column for column in needed if column not in schema.names]:
-        raise InputError(f"{name}: no column {missing[0]!r}; it has {', '.join(schema.names)}")
+        raise InputError(f"{name}: no column {missing[0]!r}; {_describe_columns(schema.names, missing[0])}")
     if repeated := [column for column in needed if schema.names.count(column) > 1]:
         raise InputError(f"{name}: has more than one column {repeated[0]!r}")
     if len(spec.state) == 1 and not _is_text_or_turns(state_type := schema.field(spec.state[0]).type):
@@ -207,6 +213,15 @@ def _needed_columns(name: str, schema: pa.Schema, spec: JobSpec) -> pa.Schema:
     if spec.language_column is not None and not _is_text(language_type := schema.field(spec.language_column).type):
         raise InputError(f"{name}: language column {spec.language_column!r} is {language_type}; a language is text")
     return pa.schema([schema.field(column).remove_metadata().with_nullable(True) for column in dict.fromkeys(needed)])
+
+
+def _describe_columns(names: list[str], wanted: str) -> str:
+    """What a file has instead of a column: all its columns where these fit in a line, else the nearest."""
+    if len(listed := ", ".join(names)) <= LISTED_CHARACTERS:
+        return f"it has {listed}"
+    near = difflib.get_close_matches(wanted, names, 3)
+    shown = ", ".join(repr(shorten(name, LISTED_CHARACTERS // 3, placeholder="…")) for name in near or names[:3])
+    return f"it has {len(names):,} columns, {'the nearest are' if near else 'such as'} {shown}"
 
 
 def _is_text(kind: pa.DataType) -> bool:

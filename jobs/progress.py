@@ -1,162 +1,127 @@
-"""A job's progress and summary, drawn for a terminal. Reads nothing: it draws what it is given."""
+"""A job's progress while it is waited for: a bar on a terminal, a line about once a minute anywhere else.
 
-import json
-from collections.abc import Iterable, Iterator
-from textwrap import shorten
-from typing import Any
+Reads nothing: it shows the states that it is given, on standard error.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 
 import pyarrow as pa
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
 from rich.text import Text
 
-from schemas.job import JobInfo, JobStatus
+from jobs.display import format_span, format_time
+from jobs.store.workers import WorkersSeen
+from jobs.terminal import LiteralConsole, warn
+from schemas.job import JobInfo
 
-_COLOURS = {JobStatus.SUCCEEDED: "green", JobStatus.FAILED: "red", JobStatus.CANCELLED: "yellow"}
-LEVEL_WIDTH = 40  # characters of a level's description in the table of answers
-_STAGES = ("read", "tokenise", "forward", "decode", "write")
+LINE_EVERY_S = 60.0
+SPEED_OVER_S = 30.0
+NO_WORKER_EVERY_S = 300.0  # how often it is said again
+CHECK_WORKERS_EVERY_S = 10.0
 
 
 class _RowsPerSecond(ProgressColumn):
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:,.0f} rows/s" if speed else "– rows/s", style="progress.data.speed")
+        return Text(_speed_of(task), style="progress.data.speed")
 
 
-def show_progress(states: Iterable[JobInfo]) -> JobInfo:
-    """Draw a bar with rows, rows/s and the time left until `states` ends; returns the last state."""
+def _speed_of(task: Task) -> str:
+    speed = task.finished_speed or task.speed
+    return f"{speed:,.0f} rows/s" if speed else "– rows/s"
+
+
+def show_progress(states: Iterable[JobInfo], line_every_s: float = LINE_EVERY_S) -> JobInfo:
+    """Draw rows, rows/s, row errors and the time left until `states` ends; returns the last state.
+
+    Without a terminal: a line at each change of state, and one every `line_every_s` seconds.
+    """
+    console = LiteralConsole(stderr=True)
+    live = console.is_jupyter or (sys.stderr.isatty() and not console.is_dumb_terminal)
     columns = (
-        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"), _RowsPerSecond()),
-        *(TextColumn("ETA"), TimeRemainingColumn(), TextColumn("{task.fields[note]}")),
+        *(TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), MofNCompleteColumn()),
+        *(_RowsPerSecond(), TextColumn("ETA"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)),
     )
-    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=30) as progress:
-        task, previous = None, None
-        for job in states:
-            note = f"{job.row_errors:,} row errors" if job.row_errors else ""
-            label = f"job {job.id} {job.status}"
-            if task is None or (previous is not None and previous.started_at is None and job.started_at is not None):
-                if task is not None:
-                    progress.remove_task(task)  # time spent waiting for a worker is no part of the speed
-                task = progress.add_task(label, total=job.rows, completed=job.rows_done, note=note)
-            progress.update(task, description=label, completed=job.rows_done, note=note)
-            previous = job
-    if previous is None:
+    # Speed is measured from the rows that are seen to be added: no pause is in it, nor what an earlier run scored.
+    progress = Progress(*columns, console=console, speed_estimate_period=SPEED_OVER_S, expand=True)
+    if live:
+        with progress:
+            return _follow(states, progress)
+    return _follow(states, progress, _Lines(line_every_s))
+
+
+def _follow(states: Iterable[JobInfo], progress: Progress, tell: "_Lines | None" = None) -> JobInfo:
+    task_id, last = None, None
+    for job in states:
+        last, label = job, f"job {job.id} {job.status}"
+        note = f"{job.row_errors:,} row errors" if job.row_errors else ""
+        if task_id is None:
+            task_id = progress.add_task(label, total=job.rows, completed=job.rows_done, note=note)
+        progress.update(task_id, description=label, completed=job.rows_done, note=note)
+        if tell is not None:
+            tell.tell(job, progress.tasks[0])
+    if last is None:
         raise ValueError("no state to show")
-    return previous
+    return last
+
+
+class _Lines:
+    """Progress as lines of a log."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._told_at = 0.0
+        self._status: str | None = None
+
+    def tell(self, job: JobInfo, task: Task) -> None:
+        """Print a line, if there is a reason to."""
+        now = time.monotonic()
+        if job.status == self._status and now - self._told_at < self._every_s:
+            return
+        self._told_at, self._status = now, job.status
+        left = task.time_remaining if not job.is_finished else None
+        parts = [
+            f"job {job.id} {job.status}: {job.rows_done:,} of {job.rows:,} rows",
+            *([_speed_of(task)] if task.speed else []),
+            *([f"ETA {timedelta(seconds=int(left))}"] if left else []),
+            f"{job.row_errors:,} row errors",
+        ]
+        warn(", ".join(parts))
+
+
+def mention_workers(
+    states: Iterable[JobInfo], last_seen: Callable[[], WorkersSeen], tell: Callable[[str], None]
+) -> Iterator[JobInfo]:
+    """Pass the states through; tell when no worker is alive, at once and every few minutes, and when one is back."""
+    checked_at = told_at = None
+    for job in states:
+        now = time.monotonic()
+        if not job.is_finished and (checked_at is None or now - checked_at >= CHECK_WORKERS_EVERY_S):
+            checked_at, seen = now, last_seen()
+            if seen.alive and told_at is not None:
+                tell(f"job {job.id}: a worker is alive again")
+                told_at = None
+            elif not seen.alive and (told_at is None or now - told_at >= NO_WORKER_EVERY_S):
+                tell(f"job {job.id} waits: {_no_worker(seen)}; start one with `laya-batch worker`")
+                told_at = now
+        yield job
+
+
+def _no_worker(seen: WorkersSeen) -> str:
+    if seen.last_at is None:
+        return "no worker has ever started on this database"
+    silent_s = (seen.now - seen.last_at).total_seconds()
+    return f"no worker is alive since {format_time(seen.last_at)} UTC ({format_span(silent_s)} ago)"
 
 
 def track_answers(batches: Iterable[pa.RecordBatch], total: int) -> Iterator[pa.RecordBatch]:
-    """The batches, with a bar of the answers in those that were taken."""
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("answers, ETA"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    """The batches, with a bar of the answers in those that were taken, on a terminal."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("answers, ETA", markup=False), TimeRemainingColumn())
+    console = LiteralConsole(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("", total=total)
         for batch in batches:
             yield batch
             progress.advance(task, batch.num_rows)
-
-
-def draw_jobs(found: list[JobInfo]) -> Table:
-    """A table of jobs, one a line."""
-    table = Table(
-        "id", "name", "status", "rows", "done", "row errors", "priority", Column("created, UTC", no_wrap=True)
-    )
-    for job in found:
-        status = Text(job.status, style=_COLOURS.get(job.status, "cyan"))
-        share = f"{100 * job.rows_done / job.rows:.0f}%"
-        created = f"{job.created_at:%Y-%m-%d %H:%M}"
-        errors = f"{job.row_errors:,}"
-        table.add_row(str(job.id), job.name or "", status, f"{job.rows:,}", share, errors, str(job.priority), created)
-    return table
-
-
-def draw_workers(found: list[dict[str, Any]], silent_after_s: float) -> Table:
-    """A table of workers, one start a line; one that is ready but silent for `silent_after_s` has died."""
-    table = Table("name", "status", "seen", "device", "backend", "dtype", "warm-up", "note")
-    for worker in found:
-        seen_s = (worker["now"] - worker["heartbeat_at"]).total_seconds()
-        status = worker["status"]
-        if status in ("ready", "starting") and seen_s > silent_after_s:
-            status = f"{status}, silent"
-        asked = worker["backend_asked"]
-        backend = worker["backend"] or asked
-        warmup = "" if worker["warmup_s"] is None else f"{worker['warmup_s']:.1f} s"
-        refused = f"{worker['refused_messages']} messages refused" if worker["refused_messages"] else ""
-        note = "; ".join(part for part in (worker["error"], worker["fallback_reason"], refused) if part)
-        columns = (
-            worker["name"],
-            status,
-            f"{seen_s:,.0f} s ago",
-            worker["device"],
-            backend,
-            worker["dtype"] or "",
-            warmup,
-        )
-        table.add_row(*columns, note)
-    return table
-
-
-def draw_results(rows: list[dict[str, Any]]) -> Table:
-    """Answers, a line each."""
-    table = Table("row", "row id", "question", "answer", "confidence", "probabilities")
-    for row in rows:
-        answer = row["choice"] if row["type"] == "choice" else f"{row[row['type']]:.3f}"
-        probabilities = ", ".join(f"{option} {p:.2f}" for option, p in json.loads(row["probabilities"]).items())
-        ids = (str(row["row_number"]), row["row_id"] or "")
-        table.add_row(*ids, row["question"], answer, f"{row['confidence']:.3f}", probabilities)
-    return table
-
-
-def draw_answers(counts: list[dict[str, Any]], job: JobInfo) -> Table:
-    """Answers for each question, with counts and mean confidence."""
-    table = Table(
-        "question", "type", "answer", "count", "share", "mean confidence", title="Answers", title_justify="left"
-    )
-    for column in table.columns[3:]:
-        column.justify = "right"
-    totals: dict[str, int] = {}
-    for row in counts:
-        totals[row["question"]] = totals.get(row["question"], 0) + row["count"]
-    previous = None
-    for row in sorted(counts, key=_answer_order):
-        repeated = row["question"] == previous
-        if previous is not None and not repeated:
-            table.add_section()
-        question = ("", "") if repeated else (row["question"], row["type"])
-        answer = row["answer"]
-        if row["type"] == "score":
-            level = job.spec.questions[row["question"]]["criteria"][int(answer)]
-            answer = f"{answer} {shorten(str(level), LEVEL_WIDTH, placeholder='…')}"
-        share = f"{100 * row['count'] / totals[row['question']]:.1f}%"
-        table.add_row(*question, answer, f"{row['count']:,}", share, f"{row['mean_confidence']:.3f}")
-        previous = row["question"]
-    return table
-
-
-def _answer_order(row: dict[str, Any]) -> tuple[str, int]:
-    """A question's levels from the lowest up, its other answers from the most frequent down."""
-    return row["question"], int(row["answer"]) if row["type"] == "score" else -row["count"]
-
-
-def draw_row_errors(counts: list[dict[str, Any]]) -> Table:
-    """Row errors by code, with an example of each."""
-    table = Table("code", "count", "example", title="Row errors", title_justify="left")
-    for row in counts:
-        table.add_row(row["code"], f"{row['count']:,}", row["example"])
-    return table
-
-
-def draw_backends(measured: list[dict[str, Any]], job: JobInfo) -> Table:
-    """What ran, and where the time went: one line for each backend, device and dtype."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    if job.started_at is not None and job.finished_at is not None:
-        seconds = max((job.finished_at - job.started_at).total_seconds(), 1e-3)
-        table.add_row("speed", f"{job.rows_done:,} rows in {seconds:,.1f} s: {job.rows_done / seconds:,.0f} rows/s")
-    for row in measured:
-        padding = 1 - row["tokens"] / row["padded_tokens"]
-        stages_ms = {stage: row[f"{stage}_ms"] or 0.0 for stage in _STAGES}
-        shares = ", ".join(f"{stage} {100 * ms / sum(stages_ms.values()):.1f}%" for stage, ms in stages_ms.items())
-        table.add_row("backend", f"{row['backend']} on {row['device']} in {row['dtype']}")
-        table.add_row("batches", f"{row['batches']:,}, {100 * padding:.1f}% of their tokens padding")
-        table.add_row("time", shares)
-    return table

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, Posi
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from jobs.errors import SettingsError
+from jobs.terminal import is_utf8, printable
 from schemas.job import BackendName
 
 PREFIX = "LAYA_BATCH_"
@@ -120,10 +121,18 @@ class Settings(BaseSettings):
         return self.database_url is None
 
     @property
+    def embedded_database(self) -> Path:
+        """The file of the database that `run` keeps in the data folder."""
+        return self.data_dir / "laya-batch.db"
+
+    @property
     def resolved_database_url(self) -> str:
         if self.database_url is not None:
             return self.database_url.get_secret_value()
-        return f"sqlite:///{(self.data_dir / 'laya-batch.db').absolute()}"
+        file = str(self.embedded_database.absolute())
+        if not is_utf8(file):
+            raise SettingsError(f"the data folder {printable(file)} is not UTF-8; set {PREFIX}DATA_DIR to another")
+        return f"sqlite:///{file}"
 
     def require_broker_url(self) -> str:
         """The broker's URL with its password; raises SettingsError when none is set."""
@@ -142,6 +151,8 @@ def load_settings(**overrides: Any) -> Settings:
     """
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for variable in sorted(os.environ):
+        if variable.startswith(PREFIX) and not is_utf8(os.environ[variable]):
+            raise SettingsError(f"{variable} is not UTF-8; write it in UTF-8")
         if variable.startswith(PREFIX) and variable not in known:
             near = difflib.get_close_matches(variable, known, n=1)
             raise SettingsError(f"unknown setting {variable}" + (f"; did you mean {near[0]}?" if near else ""))

@@ -18,6 +18,7 @@ from jobs.settings import Settings
 from jobs.store import lifecycle, recovery
 from jobs.store.database import Database
 from jobs.store.lifecycle import JobOptions
+from jobs.terminal import is_utf8, printable
 from schemas.checkpoints import known_name, missing_files
 from schemas.job import MAX_PRIORITY, ROUTED_TO, ROUTER, JobSpec
 from schemas.question import check_questions
@@ -66,6 +67,9 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
     """
     if options.idempotency_key == "":
         raise SettingsError("the idempotency key is empty; leave it out, or give it a value")
+    for field, text in (("name", options.name), ("idempotency key", options.idempotency_key)):
+        if not is_utf8(text or ""):
+            raise SettingsError(f"the {field} {printable(text or '')} is not UTF-8; write it in UTF-8")
     if not 0 <= options.priority <= MAX_PRIORITY:
         raise SettingsError(f"priority {options.priority} is not between 0 (nightly) and {MAX_PRIORITY} (urgent)")
     if (made := _made_before(db, options.idempotency_key, spec)) is not None:

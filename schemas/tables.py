@@ -25,7 +25,10 @@ class UtcTime(sa.types.TypeDecorator[datetime]):
     cache_ok = True
 
     def process_result_value(self, value: datetime | None, dialect: Any) -> datetime | None:  # noqa: ARG002
-        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+        if value is None:
+            return None
+        # PostgreSQL answers in the session's zone.
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class Text(sa.types.TypeDecorator[str]):
@@ -113,6 +116,15 @@ job_checkpoints = Table(
     Column("checkpoint", Text, primary_key=True),  # of a routed job: `english` or `multilingual`
     Column("fingerprint", Text, nullable=False),  # of the weights: set by the first shard, held to by the rest
     Column("revision", Text),
+)
+
+levels = Table(
+    "levels",
+    metadata,
+    Column("job_id", Id, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("question", Text, primary_key=True),  # a score
+    Column("level", sa.Integer, primary_key=True),  # 0 the lowest
+    Column("text", Text, nullable=False),  # its description, which is the answer's text
 )
 
 workers = Table(
@@ -212,7 +224,30 @@ job_progress = sa.table(
 
 answers = sa.table(
     "answers",
-    *(sa.column(name) for name in ("job_id", "question", "type", "answer", "confidence", "answer_confidence")),
+    *(
+        sa.column(name, kind)
+        for name, kind in (
+            ("job_id", Id),
+            ("row_number", sa.BigInteger()),
+            ("row_id", Text()),
+            ("question", Text()),
+            ("type", Text()),
+            ("answer", Text()),
+            ("level", sa.Integer()),
+            ("choice", Text()),
+            ("score", sa.Double()),
+            ("noul", sa.Double()),
+            ("probabilities", sa.JSON()),
+            ("confidence", sa.Double()),
+            ("answer_confidence", sa.Double()),
+            ("act_probability", sa.Double()),
+            ("state_tokens_dropped", sa.Integer()),
+            ("checkpoint", Text()),
+            ("language", Text()),
+            ("route_reason", Text()),
+            ("batch_id", Id),
+        )
+    ),
 )
 
 backend_throughput = sa.table(

@@ -150,7 +150,7 @@ def main() -> None:
     database = options.data_dir / DATABASE
     job, found = read_results(database)
     rows = pq.read_table(HERE / "held_out.parquet").to_pylist()
-    console = Console()
+    console = Console(emoji=False)
     console.print(accuracy_table(rows, found))
     console.print(sample_table(rows, found))
     console.print(f"Job {job} is in {database}", soft_wrap=True, highlight=False)

@@ -1,5 +1,6 @@
 """Jobs from creation to their end: created whole, cancelled, retried, settled exactly once."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ from schemas.job import (
     check_transition,
     states_before,
 )
-from schemas.tables import input_files, jobs, shards
+from schemas.question import option_text
+from schemas.tables import input_files, jobs, levels, shards
 
 NO_SUSPECTS = {"suspect_first_row": None, "suspect_last_row": None, "suspect_attempt": None, "suspect_deaths": 0}
 
@@ -86,8 +88,17 @@ def create_job(db: Database, spec: JobSpec, options: JobOptions, plan: JobPlan) 
                 for number, shard in enumerate(plan.shards)
             ],
         )
+        if described := list(_describe_levels(spec)):
+            connection.execute(sa.insert(levels).values(job_id=job_id), described)
         _move_job(connection, job_id, JobStatus.QUEUED)
     return int(job_id)
+
+
+def _describe_levels(spec: JobSpec) -> Iterator[dict[str, Any]]:
+    """The rows of `levels`: what the view `answers` calls the answer to a score."""
+    for question_id, question in spec.questions.items():
+        for level, text in enumerate(question["criteria"] if question["type"] == "score" else []):
+            yield {"question": question_id, "level": level, "text": option_text(text)}
 
 
 @replayed

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -18,12 +19,14 @@ from schemas.tables import (
     input_files,
     job_progress,
     jobs,
-    results,
     row_errors,
     workers,
 )
 
 RESULT_CHUNK_ROWS = 10_000
+PAUSE = timedelta(
+    seconds=10
+)  # between the batches of one shard and the next there may be less: opening a file, a claim
 
 RESULT_SCHEMA = pa.schema(
     [
@@ -31,6 +34,7 @@ RESULT_SCHEMA = pa.schema(
         pa.field("row_id", pa.string()),
         pa.field("question", pa.string(), nullable=False),
         pa.field("type", pa.string(), nullable=False),
+        pa.field("answer", pa.string(), nullable=False),  # as text: a label, true or false, a level's description
         pa.field("choice", pa.string()),
         pa.field("score", pa.float64()),
         pa.field("noul", pa.float64()),
@@ -43,6 +47,16 @@ RESULT_SCHEMA = pa.schema(
         pa.field("language", pa.string()),  # of a routed row, null when undecided
         pa.field("route_reason", pa.string()),  # null where the job named one checkpoint
         pa.field("batch_id", pa.int64(), nullable=False),
+    ]
+)
+
+ROW_ERROR_SCHEMA = pa.schema(
+    [
+        pa.field("row_number", pa.int64(), nullable=False),
+        pa.field("row_id", pa.string()),
+        pa.field("question", pa.string(), nullable=False),  # '*': the whole row
+        pa.field("code", pa.string(), nullable=False),
+        pa.field("message", pa.string(), nullable=False),
     ]
 )
 
@@ -69,32 +83,55 @@ def list_jobs(db: Database, limit: int) -> list[JobInfo]:
 
 def read_results(db: Database, job_id: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
     """A job's answers ordered by row number and question, read from the database chunk by chunk."""
-    columns = [(batches if name == "checkpoint" else results).c[name] for name in RESULT_SCHEMA.names]
+    for columns in _read_columns(db, answers, RESULT_SCHEMA, job_id, limit):
+        columns["probabilities"] = tuple(json.dumps(p, ensure_ascii=False) for p in columns["probabilities"])
+        yield _record_batch(columns, RESULT_SCHEMA)
+
+
+def read_row_errors(db: Database, job_id: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Why rows, or questions of them, have no answer; ordered by row number and question."""
+    for columns in _read_columns(db, row_errors, ROW_ERROR_SCHEMA, job_id, limit):
+        yield _record_batch(columns, ROW_ERROR_SCHEMA)
+
+
+def _read_columns(
+    db: Database, table: sa.FromClause, schema: pa.Schema, job_id: int, limit: int | None
+) -> Iterator[dict[str, tuple[Any, ...]]]:
     selected = (
-        sa.select(*columns)
-        .select_from(results.join(batches, batches.c.id == results.c.batch_id))
-        .where(results.c.job_id == job_id)
-        .order_by(results.c.row_number, results.c.question)
+        sa.select(*(table.c[name] for name in schema.names))
+        .where(table.c.job_id == job_id)
+        .order_by(table.c.row_number, table.c.question)
         .limit(limit)
         .execution_options(yield_per=RESULT_CHUNK_ROWS)
     )
     with db.read() as connection:
         for rows in connection.execute(selected).partitions():
-            by_column = dict(zip(RESULT_SCHEMA.names, zip(*rows, strict=True), strict=True))
-            by_column["probabilities"] = tuple(json.dumps(p, ensure_ascii=False) for p in by_column["probabilities"])
-            yield pa.record_batch([pa.array(by_column[f.name], f.type) for f in RESULT_SCHEMA], schema=RESULT_SCHEMA)
+            yield dict(zip(schema.names, zip(*rows, strict=True), strict=True))
+
+
+def _record_batch(columns: dict[str, tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
 def count_answers(db: Database, job_id: int) -> list[dict[str, Any]]:
     """For each question and answer: how often it was given, and how surely on average. Most frequent first."""
-    count, mean = sa.func.count().label("count"), sa.func.avg(answers.c.confidence).label("mean_confidence")
+    view, count = answers.c, sa.func.count().label("count")
+    told_apart = (view.question, view.type, view.answer, view.level)  # two levels may be described alike
     counted = (
-        sa.select(answers.c.question, answers.c.type, answers.c.answer, count, mean)
-        .where(answers.c.job_id == job_id)
-        .group_by(answers.c.question, answers.c.type, answers.c.answer)
-        .order_by(answers.c.question, count.desc(), answers.c.answer)
+        sa.select(*told_apart, count, sa.func.avg(view.confidence).label("mean_confidence"))
+        .where(view.job_id == job_id)
+        .group_by(*told_apart)
+        .order_by(view.question, count.desc(), view.answer)
     )
     return _rows(db, counted)
+
+
+def count_cut(db: Database, job_id: int) -> tuple[int, int]:
+    """Rows, and answers, whose text did not fit into the checkpoint's length beside the question."""
+    view = answers.c
+    counted = sa.select(sa.func.count(view.row_number.distinct()).label("rows"), sa.func.count().label("answers"))
+    (found,) = _rows(db, counted.where(view.job_id == job_id, view.state_tokens_dropped > 0))
+    return found["rows"], found["answers"]
 
 
 def count_row_errors(db: Database, job_id: int) -> list[dict[str, Any]]:
@@ -112,6 +149,39 @@ def count_row_errors(db: Database, job_id: int) -> list[dict[str, Any]]:
 def measure_backends(db: Database, job_id: int) -> list[dict[str, Any]]:
     """For each backend that ran: batches, sequences, tokens, padding, and milliseconds of each stage."""
     return _rows(db, sa.select(backend_throughput).where(backend_throughput.c.job_id == job_id))
+
+
+def measure_scoring_s(db: Database, job_id: int) -> float:
+    """Seconds in which the job's shards were scored, counted once where several were at a time.
+
+    Each claim of a shard scores from the beginning of its first batch to the end of its last. Longer gaps between
+    claims are no part of it: the job waited for a worker, for other jobs, or to be retried or resumed.
+    """
+    by_claim = (
+        sa.select(
+            sa.func.min(batches.c.id).label("first_id"),
+            sa.func.min(batches.c.created_at).label("first_end"),
+            sa.func.max(batches.c.created_at).label("last_end"),
+        )
+        .where(batches.c.job_id == job_id)
+        .group_by(batches.c.shard_id, batches.c.attempt)
+        .subquery()
+    )
+    first_ms = batches.c.read_ms + batches.c.tokenise_ms + batches.c.forward_ms + batches.c.decode_ms
+    found = sa.select(first_ms.label("first_ms"), by_claim.c.first_end, by_claim.c.last_end).join(
+        by_claim, batches.c.id == by_claim.c.first_id
+    )
+    spans = sorted(
+        (row["first_end"] - timedelta(milliseconds=row["first_ms"]), row["last_end"]) for row in _rows(db, found)
+    )
+    total, until = timedelta(), None
+    for start, end in spans:
+        if until is None or start - until > PAUSE:
+            total += end - start
+        else:
+            total += max(end - until, timedelta())
+        until = end if until is None else max(until, end)
+    return total.total_seconds()
 
 
 def list_files(db: Database, job_id: int) -> list[str]:
@@ -134,7 +204,7 @@ def list_worker_errors(db: Database, host: str, supervisor_pid: int | None = Non
 
 
 @replayed
-def _rows(db: Database, statement: sa.Select[Any]) -> list[dict[str, Any]]:
+def _rows(db: Database, statement: sa.Executable) -> list[dict[str, Any]]:
     with db.read() as connection:
         return [dict(row) for row in connection.execute(statement).mappings()]
 

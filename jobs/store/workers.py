@@ -1,6 +1,7 @@
 """Who scores: one row for each start of a worker, with what it was asked to run and what it really runs."""
 
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,6 +32,33 @@ class WorkerReady:
     dtype: str
     warmup_s: float
     versions: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WorkersSeen:
+    """Whether any worker is alive, and when one last was; by the database's clock."""
+
+    alive: bool
+    last_at: datetime | None  # None: none has ever started
+    now: datetime
+
+
+@replayed
+def last_seen(db: Database, silent_after_s: float, boot_timeout_s: float) -> WorkersSeen:
+    """Return whether a worker boots or works; a heart stands still while it boots, for `boot_timeout_s` at most."""
+    status, beat_at = workers.c.status, workers.c.heartbeat_at
+    awake = sa.or_(
+        sa.and_(status == "ready", beat_at > seconds_from_now(-silent_after_s)),
+        sa.and_(status == "starting", beat_at > seconds_from_now(-boot_timeout_s)),
+    )
+    seen = sa.select(
+        sa.func.coalesce(sa.func.max(sa.case((awake, 1), else_=0)), 0),
+        sa.func.max(workers.c.heartbeat_at),
+        seconds_from_now(),
+    )
+    with db.read() as connection:
+        alive, last_at, now = connection.execute(seen).one()
+    return WorkersSeen(bool(alive), last_at, now)
 
 
 @replayed

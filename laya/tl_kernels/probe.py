@@ -190,7 +190,7 @@ def local_product() -> tuple[Any, Check]:
 
 def main() -> None:
     """Make every attempt and print the tables."""
-    console = Console(width=WIDTH)
+    console = Console(width=WIDTH, markup=False, emoji=False)
     version = tilelang().__version__
     for title, attempts in (
         ("Targets for the CPU", targets()),

@@ -174,7 +174,7 @@ def keep_fastest(checkpoint: str, dtype: torch.dtype, device: torch.device) -> N
     if not choices:
         print(f"there is nothing to choose for a {card}")
         return
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)
     path = kept_file(read_settings().cache_dir / "tiles", card, config, HALVES[dtype])
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}")

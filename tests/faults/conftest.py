@@ -32,7 +32,7 @@ def pytest_terminal_summary(config: pytest.Config) -> None:
     report = config.stash.get(REPORT, None)
     if report is None or not report.records:
         return
-    Console(width=TABLE_WIDTH).print(report.draw())
+    Console(width=TABLE_WIDTH, markup=False, emoji=False).print(report.draw())
     if page := os.environ.get("FAULT_REPORT"):
         report.write_into(Path(page))
 

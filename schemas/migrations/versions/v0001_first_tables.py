@@ -15,8 +15,8 @@ VIEWS = {
                CASE r.type
                    WHEN 'choice' THEN r.choice
                    WHEN 'noul' THEN CASE WHEN r.noul >= 0.5 THEN 'true' ELSE 'false' END
-                   ELSE CAST(CAST(ROUND(r.score) AS INTEGER) AS TEXT)
-               END AS answer,
+                   ELSE l.text
+               END AS answer, l.level,
                r.choice, r.score, r.noul, r.probabilities, r.confidence, r.answer_confidence, r.act_probability,
                r.state_tokens_dropped, r.batch_id, b.backend, b.device, b.dtype, b.checkpoint, r.language,
                r.route_reason,
@@ -29,6 +29,8 @@ VIEWS = {
         JOIN batches b ON b.id = r.batch_id
         JOIN workers w ON w.id = b.worker_id
         LEFT JOIN job_checkpoints c ON c.job_id = r.job_id AND c.checkpoint = b.checkpoint
+        LEFT JOIN levels l ON l.job_id = r.job_id AND l.question = r.question
+               AND l.level = CAST(ROUND(CAST(r.score AS NUMERIC)) AS INTEGER)
     """,
     "job_progress": """
         SELECT j.id AS job_id, j.name, j.status, j.rows, j.shards, j.questions,
@@ -134,6 +136,15 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", "checkpoint", name=op.f("pk_job_checkpoints")),
     )
     op.create_table(
+        "levels",
+        sa.Column("job_id", Id, nullable=False),
+        sa.Column("question", sa.Text(), nullable=False),
+        sa.Column("level", sa.Integer(), nullable=False),
+        sa.Column("text", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_levels_job_id"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("job_id", "question", "level", name=op.f("pk_levels")),
+    )
+    op.create_table(
         "workers",
         sa.Column("id", Id, nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
@@ -229,5 +240,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     for name in VIEWS:
         op.execute(f"DROP VIEW {name}")
-    for name in ("row_errors", "results", "batches", "workers", "job_checkpoints", "shards", "input_files", "jobs"):
+    for name in ("row_errors", "results", "batches", "workers", "levels", "job_checkpoints"):
+        op.drop_table(name)
+    for name in ("shards", "input_files", "jobs"):
         op.drop_table(name)
