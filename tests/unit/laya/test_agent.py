@@ -144,6 +144,18 @@ def test_an_agent_with_other_options_shares_the_weights_and_answers_as_one_loade
     assert longer.with_options().predict("long " * 100, QUESTIONS) == before
 
 
+def test_a_question_fits_once_the_advice_of_its_error_is_followed(checkpoint_path: Path) -> None:
+    agent = laya.load(checkpoint_path, device="cpu", max_len=512)
+    many = {"q": {"type": "choice", "instructions": "Which one is it?", "criteria": [f"label {i}" for i in range(60)]}}
+    refused = agent.with_options(max_len=64).prepare(many)
+    needed = int(refused.unfit["q"].split("raise max_len to ")[1].split()[0])
+    assert agent.with_options(max_len=needed - 1).prepare(many).unfit
+    assert not agent.with_options(max_len=needed, head_max_len=20).prepare(many).unfit
+    some = {"q": {**many["q"], "criteria": [f"a longer label {i}" for i in range(6)]}}
+    assert "lower head_max_len, raise max_len" in agent.with_options(max_len=40).prepare(some).unfit["q"]
+    assert not agent.with_options(max_len=40, head_max_len=20).prepare(some).unfit
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

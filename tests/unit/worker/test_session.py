@@ -1,5 +1,7 @@
 """What a process does before its first shard. Where memory is short, the agent is a stand-in with little of it."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +11,7 @@ import torch
 import laya
 from jobs.settings import load_settings
 from jobs.store.database import Database
-from worker.session import AgentRequest, Session, warm_what_fits
+from worker.session import VERSIONED, AgentRequest, Session, installed_versions, warm_what_fits
 from worker.vitals import Vitals
 
 
@@ -57,3 +59,20 @@ def test_jobs_that_differ_in_lengths_digests_or_calibration_share_the_weights(
     other = session.agent_for(AgentRequest(weights[0], None, "auto"))
     assert other is not longer
     assert session.agent_for(AgentRequest(*weights, 96)) is longer
+
+
+def test_versions_are_of_all_that_is_installed_and_decides_answers() -> None:
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
+    )
+    installed = dict(line.lower().split("==") for line in listed.stdout.splitlines() if "==" in line)
+    found = installed_versions()
+    assert {"torch", "numpy", "transformers", "tokenizers", "safetensors", "onnxruntime"} <= set(VERSIONED)
+    assert {package: found[package] for package in ("torch", "numpy")} == {
+        "torch": torch.__version__,
+        "numpy": installed["numpy"],
+    }
+    assert found.keys() - {"python"} == {package for package in VERSIONED if package in installed}
+    assert {package: found.get(package) for package in ("tilelang", "onnxruntime")} == {
+        package: installed.get(package) for package in ("tilelang", "onnxruntime")
+    }

@@ -1,5 +1,7 @@
-"""How soon a worker that ended is started again."""
+"""How soon a worker that ended is started again, and which signals end the supervisor."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -19,3 +21,16 @@ def test_a_worker_that_lived_for_a_while_is_started_again_soon(monkeypatch: pyte
     worker = DeviceWorker("cpu", "cpu-1@host-2", {}, started_at=0.0, backoff_s=LAST_BACKOFF_S)
     monkeypatch.setattr(time, "monotonic", lambda: HEALTHY_AFTER_S + 1)
     assert worker.plan_restart() == FIRST_BACKOFF_S
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_stays_ignored_where_the_shell_ignores_it(ignored: bool) -> None:
+    program = (
+        "import signal\n"
+        f"signal.signal(signal.SIGINT, signal.{'SIG_IGN' if ignored else 'default_int_handler'})\n"
+        "from worker.__main__ import heed_signals\n"
+        "heed_signals(lambda number, frame: print(number))\n"
+        "signal.raise_signal(signal.SIGINT), signal.raise_signal(signal.SIGTERM)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == (["15"] if ignored else ["2", "15"])
