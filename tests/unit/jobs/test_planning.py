@@ -180,3 +180,12 @@ def test_roots_hold_against_parent_folders_and_symlinks(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match="not under an input root"):
             check_root(name, [root, "s3://bucket/data"])
+
+
+def test_a_wrong_column_of_a_wide_file_is_a_short_message(tmp_path: Path) -> None:
+    names = [*(f"feature_{i}_of_the_customer" for i in range(2000)), "ticket_text", "x" * 10_000]
+    pq.write_table(pa.table({name: ["a"] for name in names}), tmp_path / "wide.parquet")
+    for column, shown in (("ticket_txt", "the nearest are 'ticket_text'"), ("zzz", "such as 'feature_0_of")):
+        with pytest.raises(InputError, match=f"no column '{column}'; it has 2,002 columns, {shown}") as raised:
+            plan_job(spec(tmp_path / "wide.parquet", state=(column,)), 10, [])
+        assert len(str(raised.value)) < 600
