@@ -171,7 +171,9 @@ def _exporter() -> Callable[..., Any]:
     try:
         import onnxscript  # noqa: F401, PLC0415 - an extra, which torch.onnx.export imports late
     except ImportError as error:
-        raise BackendError("exporting needs onnxscript; pip install 'laya-batch[onnx]'") from error
+        raise BackendError(
+            "exporting needs onnxscript: pip install onnxscript (the extra `onnx` of laya-batch brings it)"
+        ) from error
     return torch.onnx.export
 
 

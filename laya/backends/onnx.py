@@ -126,5 +126,7 @@ def _onnxruntime() -> Any:
     try:
         import onnxruntime  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise BackendError("onnxruntime is not installed; pip install 'laya-batch[onnx]'") from error
+        raise BackendError(
+            "onnxruntime is not installed: pip install onnxruntime (the extra `onnx` of laya-batch brings it)"
+        ) from error
     return onnxruntime
