@@ -4,7 +4,9 @@ LayaBatchError
 ├── SettingsError
 ├── DatabaseError
 │   ├── DatabaseBusyError
-│   └── DatabaseAwayError
+│   ├── DatabaseAwayError
+│   ├── DatabaseConflictError
+│   └── DatabaseRefusedError
 ├── BrokerError
 ├── InputError
 ├── UnreadableInputError
@@ -34,6 +36,16 @@ class DatabaseBusyError(DatabaseError):
 
 class DatabaseAwayError(DatabaseError):
     """The connection was lost, or could not be made. What was being committed may be there or not."""
+
+
+class DatabaseConflictError(DatabaseError):
+    """The database refused a row that breaks a constraint, as one whose key is taken, and undid the transaction."""
+
+
+class DatabaseRefusedError(DatabaseError):
+    """The database refused a statement for a reason that does not pass: no right to it, no such table, a value that it
+    cannot hold. The transaction is undone.
+    """
 
 
 class BrokerError(LayaBatchError):

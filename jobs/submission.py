@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import sqlalchemy as sa
 from pydantic import ValidationError
 
 from jobs.engine_options import check_engine_options
-from jobs.errors import BrokerError, InputError, SettingsError
+from jobs.errors import BrokerError, DatabaseConflictError, InputError, SettingsError
 from jobs.planning import is_url, plan_job
 from jobs.queue import check_broker, send_shards
 from jobs.settings import Settings
@@ -80,7 +79,7 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
     check_broker(settings)
     try:
         job_id = lifecycle.create_job(db, spec, options, plan)
-    except sa.exc.IntegrityError:  # another caller used the key meanwhile, or the reply to our own COMMIT was lost
+    except DatabaseConflictError:  # another caller used the key meanwhile, or the reply to our own COMMIT was lost
         if (made := _made_before(db, options.idempotency_key, spec)) is None:
             raise
         with suppress(BrokerError):  # queued it is; a sweep will send what this could not

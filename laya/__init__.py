@@ -7,7 +7,15 @@ import laya.threads  # noqa: F401 - first: it decides how torch is loaded
 from laya.agent import Agent, export_aot, load
 from laya.checkpoint import Checkpoint
 from laya.decode import Answers, Logits
-from laya.errors import BackendError, CheckpointError, CheckpointMismatchError, LayaError, QuestionError, StateError
+from laya.errors import (
+    BackendError,
+    CheckpointError,
+    CheckpointMismatchError,
+    LayaError,
+    NotFiniteError,
+    QuestionError,
+    StateError,
+)
 from laya.onnx import ONNXAgent, export_onnx
 from laya.packing import Batch, PackingLimits
 from laya.router import Route, Router, choose_route
@@ -27,6 +35,7 @@ __all__ = [
     "Launched",
     "LayaError",
     "Logits",
+    "NotFiniteError",
     "ONNXAgent",
     "PackingLimits",
     "PreparedQuestions",

@@ -18,7 +18,7 @@ from laya.backends.selection import DEFAULT, Choice, Flags, choose_backend
 from laya.calibration import Temperatures, read_calibration, warn_if_fitted_for_another
 from laya.checkpoint import Checkpoint, Limits, check_digests, load_model, open_checkpoint
 from laya.decode import Answers, Logits, decode
-from laya.errors import BackendError, CheckpointMismatchError, QuestionError, StateError
+from laya.errors import BackendError, CheckpointMismatchError, NotFiniteError, QuestionError, StateError
 from laya.location import find_checkpoint
 from laya.operations import choose_operations
 from laya.packing import Batch, PackingLimits, default_limits, in_batches_of, pack, split_batch, warmup_shapes
@@ -195,7 +195,8 @@ class Agent:
         """Answer the questions about every state: dictionaries in input order, numbers rounded to 4 places.
 
         `batch_size` is the most sequences in one batch, None for as many as the budgets allow. Raises QuestionError for
-        a malformed question or one that does not fit, StateError for a state that has no text.
+        a malformed question or one that does not fit, StateError for a state that has no text, NotFiniteError for one
+        whose logits are not finite.
         """
         prepared = self.prepare(questions)
         for reason in prepared.unfit.values():
@@ -215,10 +216,26 @@ class Agent:
     ) -> list[dict[str, Any]]:
         """What `predict_batch` returns, about `states` states that are encoded already."""
         parts = [
-            self.decode(prepared, encoded, batch, logits)
+            self.decode(prepared, encoded, part, finite)
             for batch, logits in self.forward_each(encoded, self.pack(encoded, limits))
+            for part, finite in self._finite_parts(prepared, encoded, batch, logits)
         ]
         return render_replies(f"laya-{self.checkpoint.model_name}", states, prepared, encoded, parts)
+
+    def _finite_parts(
+        self, prepared: PreparedQuestions, encoded: EncodedSequences, batch: Batch, logits: Logits
+    ) -> Iterator[tuple[Batch, Logits]]:
+        """The batch as it is, or its halves scored again: within a pass, a sequence may spoil the others' logits."""
+        if logits.finite:
+            yield batch, logits
+        elif len(batch) == 1:
+            (sequence,) = batch.index
+            question = prepared.questions[int(encoded.question_index[sequence])].id
+            dtype = str(self.dtype).removeprefix("torch.")
+            raise NotFiniteError(int(encoded.state_index[sequence]), question, dtype)
+        else:
+            for half in self.halve(encoded, batch):
+                yield from self._finite_parts(prepared, encoded, half, self.forward(encoded, half))
 
     def warmup_shapes(self, limits: PackingLimits | None = None) -> list[tuple[int, int]]:
         """(sequences, tokens of each): shapes that, run once, leave the backend warm for every batch under `limits`.

@@ -31,6 +31,11 @@ class Logits:
     splits: int = 0
     on_cpu: int = 0
 
+    @property
+    def finite(self) -> bool:
+        """Whether all of them are numbers, so that there are answers."""
+        return bool(np.isfinite(self.logits).all() and np.isfinite(self.act).all())
+
 
 @dataclass(frozen=True)
 class Answers:

@@ -5,6 +5,7 @@ LayaError
 │   └── CheckpointMismatchError
 ├── QuestionError
 ├── StateError
+├── NotFiniteError
 └── BackendError
     └── BackendUnavailableError
 """
@@ -28,6 +29,17 @@ class QuestionError(LayaError):
 
 class StateError(LayaError):
     """A state cannot be turned into text."""
+
+
+class NotFiniteError(LayaError):
+    """A state, or the checkpoint's weights, lead to numbers that are not finite: there is no answer."""
+
+    def __init__(self, state: int, question: str, dtype: str) -> None:
+        self.state, self.question, self.dtype = state, question, dtype
+        super().__init__(
+            f"state {state}, question {question!r}: its logits are not finite numbers; something in the text, or in "
+            f"the weights, leads beyond what {dtype} holds"
+        )
 
 
 class BackendError(LayaError):

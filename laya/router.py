@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from laya.agent import Agent, Questions, load
-from laya.errors import CheckpointError, LayaError, StateError
+from laya.errors import CheckpointError, LayaError, NotFiniteError, StateError
 from laya.language import ENGLISH, detect_language, read_language
 from laya.questions import check_questions
 from laya.residents import MOST_RESIDENT, Residents
@@ -112,7 +112,10 @@ class Router:
         replies: list[dict[str, Any]] = [{} for _ in states]
         for name in dict.fromkeys(route.checkpoint for route in routes):
             group = [index for index, route in enumerate(routes) if route.checkpoint == name]
-            answered = self.agent(name).predict_batch([states[index] for index in group], questions, **options)
+            try:
+                answered = self.agent(name).predict_batch([states[index] for index in group], questions, **options)
+            except NotFiniteError as error:
+                raise NotFiniteError(group[error.state], error.question, error.dtype) from error
             for index, reply in zip(group, answered, strict=True):
                 replies[index] = {**reply, "route": asdict(routes[index])}
         return replies

@@ -15,6 +15,8 @@ metadata = sa.MetaData(
     }
 )
 
+MESSAGE_CHARS = 2000
+
 Id = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # only INTEGER keys count up by themselves in SQLite
 
 
@@ -41,6 +43,19 @@ class Text(sa.types.TypeDecorator[str]):
         return value.replace("\x00", "\u2400") if value is not None and "\x00" in value else value
 
 
+class Message(Text):
+    """Words for people, which can always be saved: at most MESSAGE_CHARS, and U+FFFD for what is no Unicode."""
+
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
+        if value is None:
+            return None
+        if len(value) > MESSAGE_CHARS:
+            value = value[: MESSAGE_CHARS - 1] + "…"
+        return super().process_bind_param(value.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), dialect)
+
+
 jobs = Table(
     "jobs",
     metadata,
@@ -56,7 +71,7 @@ jobs = Table(
     Column("row_errors", sa.BigInteger, nullable=False, default=0),
     Column("checkpoint_fingerprint", Text),  # of the weights that score it: set by the first shard, held to by the rest
     Column("checkpoint_revision", Text),
-    Column("error", Text),
+    Column("error", Message),
     Column("created_at", UtcTime, nullable=False),
     Column("started_at", UtcTime),
     Column("finished_at", UtcTime),
@@ -101,7 +116,7 @@ shards = Table(
     Column("answers", sa.BigInteger, nullable=False, default=0),
     Column("unanswered", sa.BigInteger, nullable=False, default=0),  # (row, question) pairs that ended in an error
     Column("row_errors", sa.BigInteger, nullable=False, default=0),
-    Column("last_error", Text),
+    Column("last_error", Message),
     Column("started_at", UtcTime),
     Column("finished_at", UtcTime),
     UniqueConstraint("job_id", "number"),
@@ -139,12 +154,12 @@ workers = Table(
     Column("checkpoint", Text, nullable=False),
     Column("backend_asked", Text, nullable=False),
     Column("backend", Text),
-    Column("fallback_reason", Text),
+    Column("fallback_reason", Message),
     Column("dtype", Text),
     Column("warmup_s", sa.Float),
     Column("versions", sa.JSON),
     Column("refused_messages", sa.Integer, nullable=False, default=0),  # pickled, garbled, or naming more than a shard
-    Column("error", Text),
+    Column("error", Message),
     Column("started_at", UtcTime, nullable=False),
     Column("heartbeat_at", UtcTime, nullable=False),
     sqlite_autoincrement=True,
@@ -160,7 +175,7 @@ batches = Table(
     Column("worker_id", Id, ForeignKey("workers.id"), nullable=False),
     Column("checkpoint", Text),  # as the job named it; in a routed job, the one its rows went to
     Column("backend", Text, nullable=False),  # the one that really ran
-    Column("fallback_reason", Text),  # why it is not the one that the job asked for
+    Column("fallback_reason", Message),  # why it is not the one that the job asked for
     Column("device", Text, nullable=False),
     Column("dtype", Text, nullable=False),
     Column("bucket_length", sa.Integer, nullable=False),  # tokens; none of its sequences is longer
@@ -211,7 +226,7 @@ row_errors = Table(
     Column("question", Text, primary_key=True),  # '*': the whole row
     Column("row_id", Text),
     Column("code", Text, nullable=False),
-    Column("message", Text, nullable=False),
+    Column("message", Message, nullable=False),
 )
 
 

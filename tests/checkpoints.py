@@ -5,12 +5,13 @@ implementations cannot agree by both being uniform.
 """
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from laya.checkpoint import read_model_config
@@ -129,6 +130,21 @@ def random_weights(model: DecisionModel, seed: int, scale: float = 0.1) -> dict[
     weights["scorer.3.weight"] *= 10
     weights["temperature"] = torch.ones(3)
     return weights
+
+
+def spoil_weights(source: Path, folder: Path, word: str | None) -> Path:
+    """A copy of a checkpoint that gives NaN: for texts with this word, or, when it is None, for every text."""
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    if word is None:
+        weights["scorer.3.weight"][:] = torch.nan
+    else:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+        # Of the bytes that it is made of, the last in the vocabulary is in no ordinary text.
+        token = max(tokenizer.encode(word, add_special_tokens=False).ids)
+        weights["encoder.embeddings.tok_embeddings.weight"][token] = torch.nan
+    save_file(weights, folder / "model.safetensors")
+    return folder
 
 
 def write_json(path: Path, value: Any) -> None:

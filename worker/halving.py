@@ -1,4 +1,5 @@
-"""A batch that raises is scored again in halves, until what cannot be scored stands alone. Its neighbours are answered.
+"""A batch that raises, or whose logits are not finite, is scored again in halves, until what cannot be scored stands
+alone. Its neighbours are answered.
 
 For errors that leave the process in health. One that does not, and a row that kills it, are `worker.suspects`'.
 """
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import laya
+from jobs.errors import LayaBatchError
 from laya.backends.base import is_out_of_memory
 from worker.timing import Stopwatch
 
@@ -14,13 +16,17 @@ from worker.timing import Stopwatch
 FORWARD_ERRORS = (RuntimeError, MemoryError)
 
 
-OUT_OF_MEMORY, SCORING_FAILED = "out_of_memory", "scoring_failed"  # codes of row errors
+OUT_OF_MEMORY, SCORING_FAILED, NOT_FINITE = "out_of_memory", "scoring_failed", "not_finite"  # codes of row errors
 # Sequences of a batch that all fail by themselves, be it not for memory: so many are not to blame for it.
 SUSPICIOUS_SEQUENCES = 8
 
 
 class BatchFailedError(Exception):
     """Each sequence of a batch fails, even by itself, though the device runs others: it is not the sequences."""
+
+
+class BrokenWeightsError(LayaBatchError):
+    """The logits of a checkpoint are not finite, whatever it is asked about."""
 
 
 class DeviceLostError(RuntimeError):
@@ -37,11 +43,16 @@ class Unscored:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """How a batch is run. `check_device` raises one of FORWARD_ERRORS when the device can run nothing at all."""
+    """How a batch is run.
+
+    `check_device` raises one of FORWARD_ERRORS when the device can run nothing at all, `check_weights` raises
+    BrokenWeightsError when no logits at all are finite.
+    """
 
     run: Callable[[laya.Batch], laya.Logits]
     halve: Callable[[laya.Batch], tuple[laya.Batch, laya.Batch]]
     check_device: Callable[[], None]
+    check_weights: Callable[[], None]
     tries: int  # of a sequence alone
 
 
@@ -51,7 +62,7 @@ def score_in_halves(
     """The parts of the batch, each with its logits and its forward's milliseconds; or a single sequence, and why not.
 
     Raises:
-        DeviceLostError, BatchFailedError: it is not the sequences.
+        DeviceLostError, BatchFailedError, BrokenWeightsError: it is not the sequences.
     """
     waiting, failed = [(batch, forward.tries)], []
     while waiting:
@@ -62,7 +73,10 @@ def score_in_halves(
         if isinstance(scored, laya.Logits):
             yield part, scored, watch.ms["forward"]
             continue
-        _check_device(forward, scored)
+        if scored.code == NOT_FINITE:
+            forward.check_weights()
+        else:
+            _check_device(forward, scored)
         if len(part) > 1:
             waiting += [(half, tries) for half in reversed(forward.halve(part))]
         elif tries > 1:
@@ -77,7 +91,9 @@ def score_in_halves(
 
 def _attempt(forward: ForwardPass, part: laya.Batch) -> laya.Logits | Unscored:
     try:
-        return forward.run(part)
+        logits = forward.run(part)
+        # In one pass a sequence may spoil the logits of the others, so that each must be seen without it.
+        return logits if logits.finite else Unscored(NOT_FINITE, "its logits are not finite numbers")
     except FORWARD_ERRORS as error:
         # Not kept: its traceback would hold the memory of the pass.
         memory = isinstance(error, MemoryError) or is_out_of_memory(error)

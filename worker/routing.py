@@ -4,12 +4,16 @@ Owns dividing a window of rows among them. Where a row goes is `laya.choose_rout
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import laya
 from laya.router import MULTILINGUAL_CHECKPOINT
 from schemas.job import Claim, JobSpec
 from worker.reader import Window
 from worker.session import Session
+
+PLAIN_TEXTS = ["a", "0", "The customer asks for an answer."]
+ONE_BY_ONE = laya.PackingLimits(max_sequences=1)
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,13 @@ class Scorer:
     checkpoint: str
     agent: laya.Agent
     prepared: laya.PreparedQuestions
+
+    @cached_property
+    def has_finite_answers(self) -> bool:
+        """Whether any question of the job, asked about some plain text, has logits that are finite."""
+        encoded = self.agent.encode(PLAIN_TEXTS, self.prepared)
+        one_by_one = (self.agent.forward(encoded, batch) for batch in self.agent.pack(encoded, ONE_BY_ONE))
+        return any(logits.finite for logits in one_by_one)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 import laya
-from jobs.errors import InputError
+from jobs.errors import DatabaseConflictError, DatabaseRefusedError, InputError
 from jobs.store import leases
 from jobs.store.leases import RowError
 from laya.runner import one_behind
 from schemas.job import Claim
 from worker.answers import result_rows
-from worker.halving import FORWARD_ERRORS, ForwardPass, Unscored, score_in_halves
+from worker.halving import FORWARD_ERRORS, BrokenWeightsError, ForwardPass, Unscored, score_in_halves
 from worker.pipeline import WriteBehind, read_ahead, write_behind
 from worker.routing import Scorer, load_scorers
 from worker.session import CheckpointChangedError, RanOn, Session, describe_batch, ran_on
@@ -33,12 +33,14 @@ from worker.windows import PreparedWindow, prepare_windows
 
 log = logging.getLogger(__name__)
 
+# What every shard of the job would meet, and what another attempt of this one would.
+OF_THE_JOB = (DatabaseRefusedError, BrokenWeightsError, laya.CheckpointMismatchError, laya.QuestionError)
 PERMANENT = (
+    DatabaseConflictError,
     InputError,
     CheckpointChangedError,
     laya.BackendError,
-)  # what another attempt would meet again
-OF_THE_JOB = (laya.CheckpointMismatchError, laya.QuestionError)  # what every other shard would meet
+)
 
 
 class JobStoppedError(Exception):
@@ -137,7 +139,16 @@ def _score_batch(session: Session, claim: Claim, flight: Flight, writes: WriteBe
             torch.cuda.empty_cache()  # nothing, where there is no GPU
             agent.warmup([(1, shortest)])
 
-    forward = ForwardPass(run, partial(agent.halve, window.encoded), check_device, session.settings.max_attempts)
+    def check_weights() -> None:
+        with session.within("forward"):
+            if not window.part.scorer.has_finite_answers:
+                raise BrokenWeightsError(
+                    f"checkpoint {window.part.scorer.checkpoint}: its logits are not finite numbers, not even of plain "
+                    f"texts; its weights are broken, or exceed what {agent.dtype} holds"
+                )
+
+    halve, tries = partial(agent.halve, window.encoded), session.settings.max_attempts
+    forward = ForwardPass(run, halve, check_device, check_weights, tries)
     for part, scored, forward_ms in score_in_halves(forward, batch):
         if isinstance(scored, Unscored):
             writes.put(partial(_save_errors, session, claim, [_unscored_error(window, part, scored)]))

@@ -3,12 +3,13 @@
 import logging
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Task
 from pydantic import ValidationError
 
-from jobs.errors import DatabaseError, LeaseLostError
+from jobs.errors import DatabaseError, LayaBatchError, LeaseLostError
 from jobs.queue import SCORE_SHARD
 from jobs.store import leases
 from jobs.store.suspects import record_death
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from worker.session import Session
 
 log = logging.getLogger(__name__)
+
+UNUSABLE_S = 5.0  # between two messages, while the database can be used for neither
+LOOK_S = 0.1
 
 
 class ScoreShard(Task):  # type: ignore[misc]  # Celery has no types
@@ -37,15 +41,27 @@ class ScoreShard(Task):  # type: ignore[misc]  # Celery has no types
             self.session.vitals.count_refused()
             return
         session = self.session
-        claim = leases.claim_shard(session.db, doorbell, session.owner, session.settings.lease_s)
-        if claim is None:
-            log.info("job %d shard %d: nothing to claim", doorbell.job_id, doorbell.shard_id)
-            return
+        named = f"job {doorbell.job_id} shard {doorbell.shard_id}"
         try:
+            claim = leases.claim_shard(session.db, doorbell, session.owner, session.settings.lease_s)
+            if claim is None:
+                log.info("%s: nothing to claim", named)
+                return
+            named = str(claim)
             with session.holding(claim):
                 _score(session, claim)
-        except (LeaseLostError, DatabaseError) as error:
-            log.warning("%s: left to the next worker: %s", claim, error)
+        except LeaseLostError as error:
+            log.warning("%s: left to the next worker: %s", named, error)
+        except DatabaseError as error:
+            log.error("%s: left until the database can be used: %s", named, error)  # noqa: TRY400 - words, no traceback
+            _wait_for_database(session)
+
+
+def _wait_for_database(session: "Session") -> None:
+    """Let some time pass before the next message: a worker that can record nothing must not empty the queue."""
+    wait_until = time.monotonic() + UNUSABLE_S
+    while time.monotonic() < wait_until and not session.vitals.draining.is_set():
+        time.sleep(LOOK_S)
 
 
 def _score(session: "Session", claim: Claim) -> None:
@@ -59,7 +75,7 @@ def _score(session: "Session", claim: Claim) -> None:
         run_shard(session, claim)
         outcome = leases.finish_shard(session.db, claim)
         log.info("%s: done%s", claim, f"; the job {outcome}" if outcome else "")
-    except (LeaseLostError, DatabaseError):
+    except LeaseLostError:
         raise
     except JobStoppedError:
         leases.stop_shard(session.db, claim)
@@ -76,10 +92,11 @@ def _score(session: "Session", claim: Claim) -> None:
         finally:
             os.kill(os.getpid(), signal.SIGKILL)  # only a new process has a new device, and only if it boots
     except Exception as error:  # the task boundary: whatever an attempt dies of is counted on the shard
-        log.exception("%s: failed", claim)
-        message = f"{type(error).__name__}: {error}"
+        expected = isinstance(error, LayaBatchError)  # its words say enough
+        log.log(logging.ERROR, "%s: failed: %s", claim, error, exc_info=None if expected else error)
+        reason = f"{type(error).__name__}: {error}"
         if isinstance(error, OF_THE_JOB):
-            leases.fail_job(session.db, claim, message)
+            leases.fail_job(session.db, claim, reason)
         else:
             attempts = 1 if isinstance(error, PERMANENT) else session.settings.max_attempts
-            leases.fail_shard(session.db, claim, message, attempts)
+            leases.fail_shard(session.db, claim, reason, attempts)

@@ -1,5 +1,6 @@
 """Connecting to the database, its clock, and its migrations. Owns no statement about jobs."""
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,13 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 from tenacity import retry, retry_if_exception_message, stop_after_delay, wait_fixed
 
-from jobs.errors import DatabaseAwayError, DatabaseBusyError, DatabaseError
+from jobs.errors import (
+    DatabaseAwayError,
+    DatabaseBusyError,
+    DatabaseConflictError,
+    DatabaseError,
+    DatabaseRefusedError,
+)
 from jobs.settings import without_password
 from schemas.tables import UtcTime
 
@@ -23,6 +30,7 @@ LOCK_TIMEOUT_S = 30  # how long a writer waits for another before it gives up
 CONNECT_TIMEOUT_S = 5
 SILENCE_S = 30
 SESSION_NAME_BYTES = 63
+REASON_CHARS = 300
 # A worker that is frozen, or cut off, between two statements keeps its rows locked until the server ends its session.
 IDLE_IN_TRANSACTION_S = 10
 RETRY_S = 5.0  # for what waits in a person's sight; workers are more patient
@@ -33,6 +41,21 @@ _BUSY_SQLSTATES = ("40", "53", "57", "58", "55P03", "25006")
 _AWAY_SQLSTATES = ("57P0", "08", "25P03")  # the server is stopping, or ended this connection
 _BUSY_SQLITE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 NOT_A_URL = "LAYA_BATCH_DATABASE_URL is not a database URL; write postgresql://user:password@host/name or sqlite:////folder/file.db"
+
+
+class _NotJsonError(ValueError):
+    """A value that is no JSON."""
+
+
+UNSENDABLE = (_NotJsonError, UnicodeEncodeError, OverflowError)  # what drivers raise of a value that they cannot send
+
+
+def _dump_json(value: object) -> str:
+    """JSON, which has no numbers that are not finite; nor is one an answer."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise _NotJsonError(str(error)) from error
 
 
 class seconds_from_now(FunctionElement[Any]):  # noqa: N801 - reads as the SQL function it is
@@ -88,6 +111,8 @@ class Database:
             pool_pre_ping=True,
             pool_timeout=LOCK_TIMEOUT_S,
             connect_args=self._connect_args(),
+            hide_parameters=True,  # no row belongs into an error or a log
+            json_serializer=_dump_json,
         )
         if self.is_sqlite:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
@@ -133,6 +158,7 @@ class Database:
             return  # without a writer's lock: the embedded database is opened so by every call
         with self.write() as connection:
             if not self.is_sqlite:
+                self._check_encoding(connection)
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtext('laya-batch migrations'))"))
             config = _alembic_config()
             config.attributes["connection"] = connection
@@ -145,6 +171,14 @@ class Database:
             raise DatabaseError(
                 f"the database {self.shown_url} has schema {current or 'none'}, this version needs {head}; "
                 "run `laya-batch migrate`"
+            )
+
+    def _check_encoding(self, connection: sa.Connection) -> None:
+        encoding = connection.scalar(sa.select(sa.func.current_setting("server_encoding")))
+        if encoding != "UTF8":
+            raise DatabaseError(
+                f"the database {self.shown_url} has the encoding {encoding}, which cannot hold every text; "
+                "make one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
             )
 
     def _revision(self) -> str | None:
@@ -180,11 +214,10 @@ class Database:
     def _translate_errors(self) -> Iterator[None]:
         try:
             yield
-        except sa.exc.IntegrityError:
-            raise
-        except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
-            reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
-            raise _kind_of(error)(f"the database {self.shown_url} cannot be used: {reason}") from error
+        except (sa.exc.StatementError, sa.exc.TimeoutError, *UNSENDABLE) as error:
+            # From the driver's error, which holds neither the statement nor its parameters as SQLAlchemy's does.
+            cause = getattr(error, "orig", None) or error
+            raise _kind_of(error)(f"the database {self.shown_url} cannot be used: {_first_line(cause)}") from cause
 
 
 def session_name(owner: str) -> str:
@@ -192,19 +225,32 @@ def session_name(owner: str) -> str:
     return owner.encode("ascii", "replace")[:SESSION_NAME_BYTES].decode()
 
 
-def _kind_of(error: sa.exc.DBAPIError | sa.exc.TimeoutError) -> type[DatabaseError]:
+def _first_line(error: BaseException) -> str:
+    """Return what a driver says first, at most REASON_CHARS of it, with its SQLSTATE: the lines after it quote rows."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    sqlstate = getattr(error, "sqlstate", None)
+    return lines[0][:REASON_CHARS] + (f" (SQLSTATE {sqlstate})" if sqlstate else "")
+
+
+def _kind_of(error: Exception) -> type[DatabaseError]:
     """Whether what failed may succeed later, and whether it is sure to have been undone."""
     if isinstance(error, sa.exc.TimeoutError):  # no connection was free
         return DatabaseBusyError
+    if isinstance(error, sa.exc.IntegrityError):
+        return DatabaseConflictError
+    return _kind_of_refusal(error) if isinstance(error, sa.exc.DBAPIError) else DatabaseRefusedError
+
+
+def _kind_of_refusal(error: sa.exc.DBAPIError) -> type[DatabaseError]:
     if isinstance(error.orig, sqlite3.Error):
         primary_code = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        return DatabaseBusyError if primary_code in _BUSY_SQLITE else DatabaseError
+        return DatabaseBusyError if primary_code in _BUSY_SQLITE else DatabaseRefusedError
     sqlstate = getattr(error.orig, "sqlstate", None)
     if sqlstate is None and isinstance(error, sa.exc.OperationalError):
         return DatabaseAwayError
     if error.connection_invalidated or str(sqlstate).startswith(_AWAY_SQLSTATES):
         return DatabaseAwayError
-    return DatabaseBusyError if str(sqlstate).startswith(_BUSY_SQLSTATES) else DatabaseError
+    return DatabaseBusyError if str(sqlstate).startswith(_BUSY_SQLSTATES) else DatabaseRefusedError
 
 
 # Changing to WAL takes a lock that SQLite does not wait for by itself, and two programs may open a new file at once.

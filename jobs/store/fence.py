@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from jobs.errors import JobNotFoundError, LeaseLostError
 from jobs.store.database import seconds_from_now
-from jobs.store.lifecycle import lock_job
+from jobs.store.lifecycle import cancel_waiting_shards, lock_job
 from schemas.job import Claim, JobStatus, Lease, ShardStatus
 from schemas.tables import jobs, shards
 
@@ -71,6 +71,13 @@ def _held(lease: Lease) -> tuple[sa.ColumnElement[bool], ...]:
         shards.c.lease_owner == lease.owner,
         shards.c.status == ShardStatus.RUNNING,
     )
+
+
+def stop_job(connection: sa.Connection, job_id: int, error: str) -> None:
+    """Give a job the error that fails it: waiting shards are cancelled, running ones stop at their next batch."""
+    failed = jobs.c.id == job_id, jobs.c.error.is_(None)
+    connection.execute(sa.update(jobs).where(*failed).values(error=error))
+    cancel_waiting_shards(connection, job_id)
 
 
 def must_stop(connection: sa.Connection, job_id: int) -> bool:

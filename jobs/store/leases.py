@@ -10,9 +10,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from jobs.errors import JobNotFoundError
+from jobs.errors import DatabaseConflictError, JobNotFoundError
 from jobs.store.database import Database, seconds_from_now
-from jobs.store.fence import JOB_IS_OPEN, count_failure, get_held, hold, lock_job_of, must_stop
+from jobs.store.fence import JOB_IS_OPEN, count_failure, get_held, hold, lock_job_of, must_stop, stop_job
 from jobs.store.lifecycle import cancel_waiting_shards, lock_job, settle_job, start_job
 from jobs.store.replay import replayed
 from jobs.store.traces import are_errors_saved, is_batch_saved
@@ -177,7 +177,7 @@ def save_batch(db: Database, claim: Claim, lease_s: float, batch: BatchRecord, a
     """
     try:
         return _insert_batch(db, claim, lease_s, batch, answers)
-    except sa.exc.IntegrityError:
+    except DatabaseConflictError:
         if not is_batch_saved(db, claim, {(answer["row_number"], answer["question"]) for answer in answers}):
             raise
         return _read_must_stop(db, claim)
@@ -215,7 +215,7 @@ def save_row_errors(db: Database, /, claim: Claim, lease_s: float, errors: list[
     """
     try:
         return _insert_row_errors(db, claim, lease_s, errors, shard)
-    except sa.exc.IntegrityError:
+    except DatabaseConflictError:
         if not are_errors_saved(db, claim, {(error.row_number, error.question) for error in errors}):
             raise
         return _read_must_stop(db, claim)
@@ -242,9 +242,7 @@ def _insert_row_errors(
         if limit is not None and total > limit:
             example = f"row {errors[0].row_number}: {errors[0].message}"
             message = f"{total} rows failed, more than max_row_errors={limit}; for example {example}"
-            failed = jobs.c.id == claim.job_id, jobs.c.error.is_(None)
-            connection.execute(sa.update(jobs).where(*failed).values(error=message))
-            cancel_waiting_shards(connection, claim.job_id)
+            stop_job(connection, claim.job_id, message)
         return must_stop(connection, claim.job_id)
 
 
@@ -293,13 +291,11 @@ def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> Non
 
 @replayed
 def fail_job(db: Database, claim: Claim, error: str) -> None:
-    """Fail the whole job: its other shards would meet the same error. Those that wait are cancelled."""
+    """Fail the shard and its job, whose other shards would meet the same error. What was saved stays."""
     with db.write() as connection:
         lock_job_of(connection, claim)
-        count_failure(connection, claim.lease, error, 1)
-        failed = jobs.c.id == claim.job_id, jobs.c.error.is_(None)
-        connection.execute(sa.update(jobs).where(*failed).values(error=error))
-        cancel_waiting_shards(connection, claim.job_id)
+        count_failure(connection, claim.lease, error, max_attempts=1)
+        stop_job(connection, claim.job_id, error)
         settle_job(connection, claim.job_id)
 
 

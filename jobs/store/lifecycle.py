@@ -59,7 +59,7 @@ def create_job(db: Database, spec: JobSpec, options: JobOptions, plan: JobPlan) 
     """Write a job and all its shards in one transaction: it is either wholly there, queued, or not at all.
 
     Raises:
-        sqlalchemy.exc.IntegrityError: the idempotency key was taken meanwhile, perhaps by this very call, whose
+        DatabaseConflictError: the idempotency key was taken meanwhile, perhaps by this very call, whose
             answer was lost.
     """
     now = seconds_from_now()

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 import jobs
+from jobs.errors import DatabaseConflictError
 from jobs.queue import count_messages
 from jobs.store import leases, lifecycle, recovery
 from jobs.store.database import LOCK_TIMEOUT_S, Database
@@ -108,9 +109,9 @@ def test_every_write_of_a_shard_is_replayed_to_the_same_end(moment: Moment, post
         assert isinstance(claimed, Claim)
         assert cut(lambda: leases.save_batch(db, claimed, 60.0, batch, answers(0, 8))) is False
         assert cut(lambda: leases.save_row_errors(db, claimed, 60.0, errors)) is False
-        with pytest.raises(sa.exc.IntegrityError):  # what another batch answered is no replay
+        with pytest.raises(DatabaseConflictError):  # what another batch answered is no replay
             leases.save_batch(db, claimed, 60.0, batch, answers(7, 1))
-        with pytest.raises(sa.exc.IntegrityError):
+        with pytest.raises(DatabaseConflictError):
             leases.save_row_errors(db, claimed, 60.0, [*errors, RowError(7, "*", None, "c", "m")])
         cut(lambda: leases.renew_lease(db, claimed, 60.0))
         cut(lambda: leases.finish_shard(db, claimed))
@@ -121,7 +122,7 @@ def test_every_write_of_a_shard_is_replayed_to_the_same_end(moment: Moment, post
         leases.save_batch(db, third, 60.0, batch, answers(10, 10))
         leases.give_back(db, third)
         fourth = must_claim(db, job_id, 1)
-        with pytest.raises(sa.exc.IntegrityError):  # nor is what another attempt answered
+        with pytest.raises(DatabaseConflictError):  # nor is what another attempt answered
             leases.save_batch(db, fourth, 60.0, batch, answers(10, 10))
         cut(lambda: leases.finish_shard(db, fourth))
         job = jobs.get(job_id, settings=jobs.load_settings(database_url=url))

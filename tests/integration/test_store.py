@@ -1,6 +1,8 @@
 """Every promise of the store that needs no worker: on SQLite, PostgreSQL, and PostgreSQL behind PgBouncer."""
 
 import threading
+import traceback
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,7 +15,14 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from jobs.errors import DatabaseError, IdempotencyError, JobNotFoundError, LeaseLostError
+from jobs.errors import (
+    DatabaseConflictError,
+    DatabaseError,
+    DatabaseRefusedError,
+    IdempotencyError,
+    JobNotFoundError,
+    LeaseLostError,
+)
 from jobs.store import leases, lifecycle, recovery, reports, suspects, workers
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.leases import BatchRecord, RowError
@@ -21,7 +30,7 @@ from jobs.store.lifecycle import JobOptions
 from jobs.submission import build_spec
 from schemas.job import Claim, JobSpec, JobStatus, TransitionError
 from schemas.message import ShardMessage
-from schemas.tables import batches, jobs, metadata, results, shards
+from schemas.tables import MESSAGE_CHARS, batches, jobs, metadata, results, row_errors, shards
 from schemas.tables import workers as table_of_workers
 from tests.plans import even_plan
 
@@ -205,7 +214,7 @@ def test_a_claim_of_another_worker_changes_nothing_though_shard_and_attempt_are_
 def test_an_answer_is_never_doubled(db: Database) -> None:
     claimed = must_claim(db, make_job(db, 1))
     leases.save_batch(db, claimed, LEASE_S, record(db), answers(0, 3))
-    with pytest.raises(sa.exc.IntegrityError):
+    with pytest.raises(DatabaseConflictError):
         leases.save_batch(db, claimed, LEASE_S, record(db), answers(2, 3))
     assert len(leases.saved_pairs(db, claimed)) == 3
     assert reports.get_job(db, claimed.job_id).answers == 3
@@ -325,6 +334,59 @@ def test_text_with_nul_is_kept_as_its_picture_on_both_stores(db: Database) -> No
     assert batch.to_pylist()[0]["row_id"] == "a\u2400b"
 
 
+def test_words_for_people_can_always_be_saved(db: Database) -> None:
+    claimed = must_claim(db, make_job(db, 1))
+    words = "half a pair \ud83d, NUL \x00, " + "and so on " * 10_000
+    leases.save_row_errors(db, claimed, LEASE_S, [RowError(1, "*", None, "not_text", words)])
+    leases.fail_shard(db, claimed, words, 1)
+    error = reports.get_job(db, claimed.job_id).error or ""
+    assert "half a pair \ufffd, NUL \u2400, and so on" in error
+    assert len(error) <= MESSAGE_CHARS
+    with db.read() as connection:
+        (message,) = connection.scalars(sa.select(row_errors.c.message))
+    assert message.startswith("half a pair \ufffd, NUL \u2400, and so on")
+    assert message.endswith("…")
+    assert len(message) == MESSAGE_CHARS
+
+
+def test_a_value_that_the_database_cannot_hold_is_refused_in_one_line_and_nothing_is_saved(db: Database) -> None:
+    claimed = must_claim(db, make_job(db, 1))
+    row = answers(0, 1)[0]
+    nan = {"false": float("nan"), "true": 0.5}
+    for batch, answer, words in (
+        (replace(record(db), tokens=10**30), row, "out of range|too large"),
+        (record(db), {**row, "probabilities": nan}, "not JSON compliant"),
+        (record(db), {**row, "row_id": "\ud83d"}, "surrogates not allowed"),
+    ):
+        with pytest.raises(DatabaseRefusedError, match=f"cannot be used: .*({words})") as raised:
+            leases.save_batch(db, claimed, LEASE_S, batch, [answer])
+        assert "INSERT" not in "".join(traceback.format_exception(raised.value))
+        assert len(str(raised.value)) < 500
+    assert leases.saved_pairs(db, claimed) == set()
+
+
+def test_a_constraint_is_named_without_the_row_that_breaks_it(db: Database) -> None:
+    claimed = must_claim(db, make_job(db, 1))
+    with pytest.raises(DatabaseConflictError, match="cannot be used") as raised:
+        leases.save_batch(db, claimed, LEASE_S, record(db), [{**answers(0, 1)[0], "row_id": "secret", "type": None}])
+    assert "secret" not in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_failing_a_job_ends_it_at_once_but_for_what_is_running(db: Database) -> None:
+    job_id = make_job(db, 3)
+    one, two = must_claim(db, job_id, 0), must_claim(db, job_id, 1)
+    leases.fail_job(db, one, "the weights are broken")
+    assert claim(db, job_id, 2) is None
+    assert leases.save_batch(db, two, LEASE_S, record(db), answers(ROWS, 1)) is True
+    assert leases.stop_shard(db, two) is JobStatus.FAILED
+    assert reports.get_job(db, job_id).error == "the weights are broken"
+    with pytest.raises(LeaseLostError):
+        leases.fail_job(db, one, "again")
+    lifecycle.retry_job(db, job_id, None)
+    assert len(recovery.list_queued(db, job_id)) == 3
+
+
 def test_sweeps_cancels_and_failures_at_once_neither_deadlock_nor_send_twice(db: Database) -> None:
     job_ids = [make_job(db, 300) for _ in range(2)]
     with db.write() as connection:
@@ -392,7 +454,7 @@ def test_an_idempotency_key_is_one_job(db: Database) -> None:
     assert lifecycle.find_by_key(db, "other", spec) is None
     with pytest.raises(IdempotencyError, match=f"already made job {job_id}, which differs in state"):
         lifecycle.find_by_key(db, "k", spec.model_copy(update={"state": ["body"]}))
-    with pytest.raises(sa.exc.IntegrityError):
+    with pytest.raises(DatabaseConflictError):
         make_job(db, key="k")
     assert len(reports.list_jobs(db, 10)) == 1
     assert lifecycle.find_by_key(db, "k", spec.model_copy(update={"max_row_errors": 9})) == job_id
@@ -459,3 +521,16 @@ def test_a_file_that_is_no_database_and_a_folder_that_cannot_be_made_are_named(t
     with pytest.raises(DatabaseError, match="file cannot be made"):
         no_folder.migrate()
     no_folder.close()
+
+
+def test_a_database_of_another_encoding_is_refused_with_what_to_do(postgres_admin: sa.Engine) -> None:
+    name = f"laya_batch_{uuid.uuid4().hex[:12]}"
+    latin = f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    with postgres_admin.connect() as connection:
+        connection.execute(sa.text(latin))
+    database = Database(postgres_admin.url.set(database=name).render_as_string(hide_password=False))
+    with pytest.raises(DatabaseError, match="has the encoding LATIN1, which cannot hold every text; make"):
+        database.migrate()
+    database.close()
+    with postgres_admin.connect() as connection:
+        connection.execute(sa.text(f"DROP DATABASE {name}"))

@@ -13,7 +13,7 @@ import torch
 
 import laya
 from laya.packing import bucket_length
-from tests.checkpoints import CheckpointSpec
+from tests.checkpoints import CheckpointSpec, spoil_weights
 
 QUESTIONS: dict[str, Any] = {
     "topic": {"type": "choice", "instructions": "Which?", "criteria": {"a": "x", "b": None, 3: "z"}},
@@ -186,6 +186,29 @@ def test_shipped_temperatures_that_a_calibration_replaces_are_not_warned_about(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert laya.load(path, device="cpu", calibration=file).temperatures.of("choice", 3) == 2.0
+
+
+@pytest.fixture(scope="module")
+def spoilt(checkpoint_path: Path, tmp_path_factory: pytest.TempPathFactory) -> laya.Agent:
+    """An agent to which one character is NaN."""
+    return laya.load(spoil_weights(checkpoint_path, tmp_path_factory.mktemp("nan") / "spoilt", "☠"), device="cpu")
+
+
+def test_a_state_whose_logits_are_not_finite_is_named_though_it_spoils_its_neighbours(spoilt: laya.Agent) -> None:
+    prepared = spoilt.prepare(QUESTIONS)
+    encoded = spoilt.encode([*STATES, "a ☠"], prepared)
+    spoilt_rows = [len(batch) for batch in spoilt.pack(encoded) if not spoilt.forward(encoded, batch).finite]
+    assert sum(spoilt_rows) > len(QUESTIONS)  # or else neighbours are not spoilt, and this test shows nothing
+    for place in (0, 7, len(STATES)):
+        states = [*STATES[:place], "a ☠", *STATES[place:]]
+        with pytest.raises(laya.NotFiniteError, match=rf"state {place}, question '\w+': its logits are not finite"):
+            spoilt.predict_batch(states, QUESTIONS)
+
+
+def test_broken_weights_answer_nothing(checkpoint_path: Path, tmp_path: Path) -> None:
+    broken = laya.load(spoil_weights(checkpoint_path, tmp_path / "broken", None), device="cpu")
+    with pytest.raises(laya.NotFiniteError, match=r"state 0, question '\w+'"):
+        broken.predict("one", QUESTIONS)
 
 
 def test_bf16_on_a_cpu_is_opt_in(checkpoint_path: Path, agent: laya.Agent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import laya
 from laya.agent import Agent
 from laya.residents import Residents
-from tests.checkpoints import CheckpointSpec, make_checkpoint
+from tests.checkpoints import CheckpointSpec, make_checkpoint, spoil_weights
 
 QUESTIONS: dict[str, dict[str, Any]] = {
     "refund": {"type": "noul", "instructions": "Does the customer want a refund?"},
@@ -217,3 +217,12 @@ def test_a_load_that_fails_leaves_the_next_to_try_again(agent: Agent) -> None:
 def test_a_router_keeps_at_least_one_agent(make: Callable[[CheckpointSpec], Path]) -> None:
     with pytest.raises(laya.LayaError, match="0 resident agents: expected 1 or more"):
         laya.Router(resident_agents=0)
+
+
+def test_a_state_that_is_not_finite_is_named_by_its_place_among_all(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    spoilt = spoil_weights(checkpoints["multilingual"], tmp_path / "spoilt", "☠")
+    router = laya.Router(checkpoints={**checkpoints, "multilingual": spoilt})
+    with pytest.raises(laya.NotFiniteError, match=r"state 2, question '\w+'"):
+        router.predict_batch([STATES[0], STATES[1], "☠ こんにちは、元気ですか", STATES[0]], QUESTIONS)
