@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from jobs.engine_options import EngineOptions
 from jobs.errors import (
     DatabaseConflictError,
     DatabaseError,
@@ -440,7 +441,13 @@ def test_the_same_questions_under_the_same_key_are_the_same_job(db: Database, tm
         questions = tmp_path / "questions"
 
     def ask() -> JobSpec:
-        return build_spec(inputs=["/a"], state="text", questions=questions, checkpoint="english")
+        return build_spec(
+            inputs=["/a"],
+            state="text",
+            questions=questions,
+            checkpoint="english",
+            engine_options=EngineOptions(),
+        )
 
     job_id = lifecycle.create_job(db, ask(), JobOptions("job", 5, "k"), even_plan(1, ROWS))
     assert lifecycle.find_by_key(db, "k", ask()) == job_id
