@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from laya.backends.compile import expected_compiler_warnings, forward_step, step_arguments
 from laya.checkpoint import Checkpoint
+from laya.compiled_code import import_flash_attention
 from laya.errors import BackendError, BackendUnavailableError, compiler_words
 from laya.inputs import inputs_of_rows, widen
 from laya.model import DecisionModel
@@ -172,8 +173,7 @@ def load_program(artifact: str, device: torch.device) -> Any:
         # where torch's is visible to all, the program takes that.
         ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
     if device.type == "cuda":
-        from torch.nn.attention import varlen  # noqa: F401, PLC0415 - registers an operator that the program calls
-
+        import_flash_attention()  # the program calls its operator
         torch.cuda.init()  # type: ignore[no-untyped-call]
     index = -1 if device.type == "cpu" else device.index or 0
     # Not `torch._inductor.aoti_load_package`: it asks the compiler about this machine, which takes up to a minute, and

@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - the name every reader of PyTorch
 from torch import Tensor, nn
 
 from laya.attention import Attention, AttentionSpec, PackedAttention, PaddedAttention
+from laya.compiled_code import import_flash_attention
 from laya.inputs import ModelInputs
 
 
@@ -49,5 +50,6 @@ def choose_operations(device: torch.device, dtype: torch.dtype) -> Operations:
     """Plain PyTorch's best for a device: the flash kernels want half precision and compute capability 8.0."""
     half = dtype in (torch.float16, torch.bfloat16)
     if device.type == "cuda" and half and torch.cuda.get_device_capability(device) >= (8, 0):
+        import_flash_attention()  # here, where no compiler follows what is imported
         return PackedOperations()
     return Operations()

@@ -4,11 +4,9 @@ Owns what keeps the number of graphs fixed, and where compiled code is kept. On 
 on a CPU, where only the older flag compiles, there is one.
 """
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -17,12 +15,11 @@ from torch import Tensor
 
 from laya.backends.base import Backend, BackendContext, ModelBackend
 from laya.backends.graphs import Forward, Graphed
+from laya.compiled_code import keep_compiled
 from laya.errors import BackendError, BackendUnavailableError
 from laya.inputs import LEAST_MARKERS, ModelInputs, widen
 from laya.model import DecisionModel
 from laya.operations import Operations, choose_operations
-
-CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 Step = Callable[..., tuple[Tensor, Tensor]]
 
@@ -122,7 +119,7 @@ def plural_arguments(inputs: ModelInputs) -> tuple[Tensor, ...]:
 
 def mark_sizes(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The tensors, with every size marked as one that changes, so that a compiler does not tie equal ones."""
-    # Importing it lets torch place the compiler's cache, unless `keep_compiled` has done so.
+    # Importing it lets torch place the compiler's cache, unless `keep_compiled` has done so: now it is to be used.
     from torch._dynamo import maybe_mark_dynamic  # noqa: PLC0415
 
     # No views: the graph would depend on the sizes of what they are views of.
@@ -148,25 +145,3 @@ def build_compile(context: BackendContext) -> Backend:
                 raise
             raise BackendError(f"compiled code cannot be kept: {error}") from error
     return CompileBackend(context)
-
-
-def keep_compiled(folder: Path, environ: Any = os.environ) -> None:
-    """Let Inductor keep its code in `folder`, for this process and the next, unless it was told another place.
-
-    Raises OSError when the folder cannot be made.
-    """
-    if not _was_chosen(environ.get(CACHE_VARIABLE)):
-        folder.mkdir(parents=True, exist_ok=True)
-        environ[CACHE_VARIABLE] = str(folder)
-
-
-def _was_chosen(place: str | None) -> bool:
-    """Whether somebody said so: torch writes a place of its own there when something makes it import its compiler."""
-    if place is None:
-        return False
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415 - sets it, where it is None
-
-    try:
-        return Path(place) != Path(default_cache_dir()).absolute()
-    except (KeyError, OSError):  # a user without a name has no such place
-        return True

@@ -18,8 +18,9 @@ from torch._dynamo.utils import counters
 import laya
 from laya.backends import compile as compile_backend
 from laya.backends.base import CompileOptions
-from laya.backends.compile import CACHE_VARIABLE, CompileBackend, keep_compiled
+from laya.backends.compile import CompileBackend
 from laya.backends.graphs import Graphed
+from laya.compiled_code import CACHE_VARIABLE, keep_compiled
 from laya.errors import BackendError
 from laya.inputs import inputs_of_rows
 from laya.settings import Settings, read_settings
@@ -270,11 +271,24 @@ def test_a_compiling_load_places_the_cache_before_torch_does(checkpoint_path: Pa
     assert placed == str(tmp_path / "laya" / "torchinductor")
 
 
-def test_a_place_that_torch_took_by_itself_counts_as_none(checkpoint_path: Path, tmp_path: Path) -> None:
-    placed = print_place(checkpoint_path, "torch._dynamo", XDG_CACHE_HOME=str(tmp_path))
-    assert placed == str(tmp_path / "laya" / "torchinductor")
+def test_an_earlier_setting_wins_torch_s_own_included(checkpoint_path: Path, tmp_path: Path) -> None:
+    """Importing its compiler, or compiling, torch sets the variable to a folder of its own."""
+    own = print_place(checkpoint_path, "torch._dynamo", XDG_CACHE_HOME=str(tmp_path), TMPDIR=str(tmp_path))
+    assert Path(own).parent == tmp_path
+    assert Path(own).name.startswith("torchinductor_")
     chosen = print_place(checkpoint_path, "torch._dynamo", **{CACHE_VARIABLE: str(tmp_path / "mine")})
     assert chosen == str(tmp_path / "mine")
+    assert not (tmp_path / "laya").exists()
+
+
+def test_what_laya_imports_of_the_compiler_is_no_earlier_setting(checkpoint_path: Path, tmp_path: Path) -> None:
+    program = (
+        "import os, sys, laya; from laya.compiled_code import import_flash_attention; import_flash_attention();"
+        "assert 'torch._dynamo' in sys.modules; laya.load(sys.argv[1], device='cpu', compile=True, compile_cache=True,"
+        f"compile_warmup=False); print(os.environ[{CACHE_VARIABLE!r}])"
+    )
+    placed = print_in_own_process(program, checkpoint_path, XDG_CACHE_HOME=str(tmp_path))
+    assert placed == str(tmp_path / "laya" / "torchinductor")
 
 
 @pytest.mark.gpu
