@@ -3,15 +3,19 @@
 Knows nothing of jobs or queues. `agent` is the way in; docs of the stages are in their own modules.
 """
 
+from importlib.metadata import version
+
 import laya.threads  # noqa: F401 - first: it decides how torch is loaded
 from laya.agent import Agent, export_aot, load
 from laya.checkpoint import Checkpoint
 from laya.decode import Answers, Logits
 from laya.errors import (
+    ArgumentError,
     BackendError,
     CheckpointError,
     CheckpointMismatchError,
     LayaError,
+    MissingFileError,
     NotFiniteError,
     QuestionError,
     StateError,
@@ -23,9 +27,12 @@ from laya.runner import Launched
 from laya.sequence import EncodedSequences, PreparedQuestions
 from laya.states import state_text
 
+__version__ = version("laya-batch")
+
 __all__ = [
     "Agent",
     "Answers",
+    "ArgumentError",
     "BackendError",
     "Batch",
     "Checkpoint",
@@ -35,6 +42,7 @@ __all__ = [
     "Launched",
     "LayaError",
     "Logits",
+    "MissingFileError",
     "NotFiniteError",
     "ONNXAgent",
     "PackingLimits",
@@ -43,6 +51,7 @@ __all__ = [
     "Route",
     "Router",
     "StateError",
+    "__version__",
     "choose_route",
     "export_aot",
     "export_onnx",

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from laya.backends.base import Backend, BackendContext
-from laya.backends.selection import DEFAULT, Choice, Flags, choose_backend
+from laya.backends.selection import AUTO, DEFAULT, Choice, Flags, choose_backend
 from laya.calibration import Temperatures, read_calibration, warn_if_fitted_for_another
-from laya.checkpoint import Checkpoint, Limits, check_digests, load_model, open_checkpoint
+from laya.checkpoint import Checkpoint, check_digests, load_model
 from laya.decode import Answers, Logits, decode
-from laya.errors import BackendError, CheckpointMismatchError, NotFiniteError, QuestionError, StateError
-from laya.location import find_checkpoint
+from laya.errors import ArgumentError, BackendError, CheckpointMismatchError, NotFiniteError, QuestionError, StateError
+from laya.opening import LoadOptions, open_named
 from laya.operations import choose_operations
 from laya.packing import Batch, PackingLimits, default_limits, in_batches_of, pack, split_batch, warmup_shapes
 from laya.precision import choose_device, choose_dtype
@@ -28,10 +28,12 @@ from laya.replies import render_replies
 from laya.runner import Degradations, Launched, Runner, one_behind
 from laya.sequence import EncodedSequences, PreparedQuestions, encode_sequences, prepare_questions
 from laya.settings import Settings, read_settings
+from laya.states import list_states
 from laya.tokenizer import TextTokenizer
 from schemas.question_text import SequenceLimits
 
 Questions = Mapping[str, Mapping[str, Any]]
+MODEL_NAME = "laya-rl-agent"  # of every reply, whatever the checkpoint
 
 
 class Agent:
@@ -39,20 +41,34 @@ class Agent:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
-        *,
+        checkpoint: Checkpoint | str | Path = "english",
         device: str | torch.device | None = None,
-        backend: str | Choice = DEFAULT,
+        *,
+        backend: str | Choice | None = None,
         strict: bool = False,
         settings: Settings | None = None,
+        **options: Any,
     ) -> None:
-        """Raises CheckpointError when the files cannot be loaded, BackendError as `set_backend` does."""
-        self.checkpoint = checkpoint
+        """`checkpoint` is an opened one, or a name, folder or Hub id, with which `options` are those of `laya.load`.
+
+        Raises CheckpointError when it cannot be found or loaded, BackendError as `set_backend` does.
+        """
         self._settings = settings or read_settings()
-        self.temperatures: Temperatures = checkpoint.temperatures
-        self.tokenizer = TextTokenizer(checkpoint.tokenizer_path, checkpoint.model_config.vocab_size)
-        choice = self._choose(backend, self._settings.compile_warmup) if isinstance(backend, str) else backend
-        self._runner = Runner(self._make_context(device), choice, strict)
+        if isinstance(checkpoint, Checkpoint):
+            if options:
+                raise TypeError(f"of an opened checkpoint, {', '.join(options)} cannot be said any more")
+            opened = checkpoint
+        else:
+            named = backend.name if isinstance(backend, Choice) else backend
+            opened, backend = open_named(checkpoint, LoadOptions(backend=named, **options), self._settings)
+            if backend.name == "onnx":
+                raise BackendError("an Agent runs the PyTorch model: laya.load the checkpoint with backend='onnx'")
+        self.checkpoint: Checkpoint = opened
+        self.temperatures: Temperatures = opened.temperatures
+        self.tokenizer = TextTokenizer(opened.tokenizer_path, opened.model_config.vocab_size)
+        if not isinstance(backend, Choice):
+            backend = self._choose(backend or DEFAULT, self._settings.compile_warmup)
+        self._runner = Runner(self._make_context(device), backend, strict)
 
     def _make_context(self, asked: str | torch.device | None) -> BackendContext:
         checkpoint, device = self.checkpoint, choose_device(asked)
@@ -96,7 +112,7 @@ class Agent:
         """How often memory was short, since the agent was made."""
         return self._runner.degradations
 
-    def set_backend(self, name: str, strict: bool = False, warmup: bool | None = None) -> str:
+    def set_backend(self, name: str = AUTO, strict: bool = False, warmup: bool | None = None) -> str:
         """Run `name` from now on, after the inference in flight; the name that runs is returned.
 
         A backend that cannot run gives one RuntimeWarning and eager, or BackendError when `strict`; an unknown name
@@ -146,7 +162,12 @@ class Agent:
         self.set_backend(DEFAULT)
 
     def prepare(self, questions: Questions) -> PreparedQuestions:
-        """Check the questions and lay their heads out once. Raises QuestionError for a malformed one."""
+        """Check the questions and lay their heads out once.
+
+        Raises QuestionError for a malformed one, TypeError for what is no object of questions.
+        """
+        if not isinstance(questions, Mapping):
+            raise TypeError(f"questions: expected an object of {{id: question}}, found {type(questions).__name__}")
         limits = SequenceLimits(self.checkpoint.max_len, self.checkpoint.head_max_len)
         return prepare_questions(check_questions(questions), self.tokenizer, limits)
 
@@ -196,8 +217,11 @@ class Agent:
 
         `batch_size` is the most sequences in one batch, None for as many as the budgets allow. Raises QuestionError for
         a malformed question or one that does not fit, StateError for a state that has no text, NotFiniteError for one
-        whose logits are not finite.
+        whose logits are not finite, TypeError for one state where a list of them belongs.
         """
+        states = list_states(states)
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+            raise ArgumentError(f"batch_size: expected a whole number of at least 1, or None, found {batch_size!r}")
         prepared = self.prepare(questions)
         for reason in prepared.unfit.values():
             raise QuestionError(reason)
@@ -220,7 +244,7 @@ class Agent:
             for batch, logits in self.forward_each(encoded, self.pack(encoded, limits))
             for part, finite in self._finite_parts(prepared, encoded, batch, logits)
         ]
-        return render_replies(f"laya-{self.checkpoint.model_name}", states, prepared, encoded, parts)
+        return render_replies(MODEL_NAME, states, prepared, encoded, parts)
 
     def _finite_parts(
         self, prepared: PreparedQuestions, encoded: EncodedSequences, batch: Batch, logits: Logits
@@ -266,8 +290,10 @@ class Agent:
 
 def load(  # noqa: PLR0913 - keyword-only, and the flags of earlier versions are among them
     checkpoint: str | Path = "english",
-    *,
     device: str | torch.device | None = None,
+    token: str | None = None,
+    subfolder: str | None = None,
+    *,
     backend: str | None = None,
     revision: str | None = None,
     expected_sha256: Mapping[str, str] | None = None,
@@ -284,20 +310,35 @@ def load(  # noqa: PLR0913 - keyword-only, and the flags of earlier versions are
 ) -> Agent:
     """Find, verify and load a checkpoint: a name or alias, a folder, or a Hub id with an optional subfolder.
 
+    `device` is chosen where it is None or "auto". `subfolder` is one of the folder or Hub repository, `revision` a
+    branch, tag or commit of the Hub, or `reviewed`, and `token` the Hub's. `expected_sha256` maps paths in the
+    checkpoint to digests; `calibration` is a file, or the content of one, that replaces the shipped temperatures;
+    `max_len` and `head_max_len` (tokens) replace the checkpoint's. Where `revision` or `expected_sha256` is left out,
+    LAYA_REVISION or LAYA_SHA256_DIGESTS counts.
+
     `backend` is eager when left out, and beats the flags `fast` (tilelang) and `compile`; `strict` raises where it
     cannot run. The flag `compile` works on a CPU too, in `compile_mode` default or reduce-overhead; `compile_warmup`
     compiles at load, as well as it can; `compile_cache` keeps compiled code in ~/.cache/laya unless
-    TORCHINDUCTOR_CACHE_DIR says where. `expected_sha256` maps relative paths to digests; `calibration` is a file, or
-    the content of one, that replaces the shipped temperatures; `max_len` and `head_max_len` (tokens) replace the
-    checkpoint's. `backend="onnx"` gives an ONNXAgent on the graph at `onnx_path`, or at `laya.onnx` in the checkpoint's
-    folder, and never falls back. Raises CheckpointError, BackendError or LayaError.
+    TORCHINDUCTOR_CACHE_DIR says where. `backend="onnx"` gives an ONNXAgent on the graph at `onnx_path`, or at
+    `laya.onnx` in the checkpoint's folder, and never falls back. Raises CheckpointError, BackendError or ArgumentError.
     """
     settings = read_settings()
-    flags = Flags(fast, compile, compile_mode, compile_warmup, compile_cache)
-    choice = choose_backend(backend, flags, settings)
-    temperatures = None if calibration is None else read_calibration(calibration)
-    location, limits = find_checkpoint(checkpoint, revision), Limits(max_len, head_max_len)
-    opened = open_checkpoint(location, expected_sha256, limits, temperatures)
+    options = LoadOptions(
+        backend=backend,
+        token=token,
+        subfolder=subfolder,
+        revision=revision,
+        expected_sha256=expected_sha256,
+        calibration=calibration,
+        max_len=max_len,
+        head_max_len=head_max_len,
+        fast=fast,
+        compile=compile,
+        compile_mode=compile_mode,
+        compile_warmup=compile_warmup,
+        compile_cache=compile_cache,
+    )
+    opened, choice = open_named(checkpoint, options, settings)
     if choice.name == "onnx":
         from laya.onnx import ONNXAgent  # noqa: PLC0415 - it builds on this module
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from laya.errors import CheckpointError
+from laya.errors import CheckpointError, MissingFileError
 from schemas.calibration import IDENTITY_KEYS, IDENTITY_VERSION, TYPE_NAMES, find_problem, read_file, version_of
 from schemas.checkpoints import NAMES, known_name
 
@@ -84,6 +84,8 @@ def read_calibration(calibration: str | Path | Mapping[str, Any]) -> Temperature
         return _read_content(calibration, "calibration")
     try:
         content = read_file(calibration)
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{calibration}: no such calibration file") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{calibration}: not a readable calibration file: {error}") from error
     return _read_content(content, str(calibration))

@@ -1,11 +1,10 @@
 """A checkpoint opened: its digests verified, its configuration read, every key and shape of its weights checked.
 
-Owns the file format. Does not find the folder (`location`) or apply what it reads; only safetensors is read, never
-pickle, and no code of a checkpoint is run.
+Owns the files and the weights; the keys of the configuration are `configuration`'s. Does not find the folder
+(`location`) or apply what it reads; only safetensors is read, never pickle, and no code of a checkpoint is run.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +14,23 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from laya.calibration import Temperatures, read_temperatures, warn_if_fitted_for_another
-from laya.errors import CheckpointError, CheckpointMismatchError
+from laya.configuration import (
+    AGENT_CONFIG,
+    ENCODER_CONFIG,
+    check_lengths,
+    read_amp_dtype,
+    read_config,
+    read_lengths,
+    read_model_config,
+)
+from laya.errors import CheckpointError, CheckpointMismatchError, MissingFileError
 from laya.location import Location
 from laya.model import DecisionModel, ModelConfig
 from laya.parameters import in_compute_dtype, parameter_shapes, shape_model
-from laya.precision import DTYPES
 from schemas.checkpoints import REQUIRED_FILES, TOKENIZER_CONFIGS, missing_files
 
 WEIGHTS = "model.safetensors"
-AGENT_CONFIG = "rl_agent_config.json"
-ENCODER_CONFIG = "encoder/config.json"
 FLOATING = {"F32", "F16", "BF16", "F64"}  # safetensors' names of the dtypes a parameter may be stored in
-FULL_LAYER_EVERY = 3
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,6 @@ class Checkpoint:
     head_max_len: int  # tokens
     own_max_len: int  # tokens; what the files say, where `max_len` may be a caller's
     amp_dtype: str
-    model_name: str
     temperatures: Temperatures
     model_config: ModelConfig
     agent_config: Mapping[str, Any]  # rl_agent_config.json
@@ -69,27 +72,21 @@ def open_checkpoint(
     """Verify and read everything but the weights' values.
 
     `expected_sha256` maps paths relative to the checkpoint to hex digests, compared before anything is parsed;
-    `temperatures` replace the shipped ones. Raises
-    CheckpointError, which names the file, the key, what was expected and what was found.
+    `temperatures` replace the shipped ones. Raises CheckpointError, which names the file, the key, what was expected
+    and what was found.
     """
     digests = _digest_files(location.path, expected_sha256 or {})
     limits = limits or Limits()
-    agent = _read_json(location.path, AGENT_CONFIG)
-    encoder = _read_json(location.path, ENCODER_CONFIG)
-    own_max_len = _integer(agent, "max_len", AGENT_CONFIG)
-    max_len = limits.max_len if limits.max_len is not None else own_max_len
-    head = limits.head_max_len if limits.head_max_len is not None else _integer(agent, "head_max_len", AGENT_CONFIG)
-    positions = _integer(encoder, "max_position_embeddings", ENCODER_CONFIG, 8192)
-    for name, value in (("max_len", max_len), ("head_max_len", head)):
-        if not 1 <= value <= positions:
-            raise CheckpointMismatchError(f"{location.path}: {name}: expected 1 to {positions} tokens, found {value}")
-    amp_dtype = agent.get("amp_dtype", "bf16")
-    if amp_dtype not in DTYPES:
-        raise CheckpointError(f"{AGENT_CONFIG}: amp_dtype: expected one of {', '.join(DTYPES)}, found {amp_dtype!r}")
+    agent = read_config(location.path, AGENT_CONFIG)
+    encoder = read_config(location.path, ENCODER_CONFIG)
+    own_max_len, own_head = read_lengths(agent)
+    max_len = own_max_len if limits.max_len is None else limits.max_len
+    head = own_head if limits.head_max_len is None else limits.head_max_len
+    check_lengths(location.name, max_len, head, encoder)
     config = read_model_config(encoder, agent, max_len)
+    _check_weights(location.path / WEIGHTS, config)
     if temperatures is not None:
         warn_if_fitted_for_another(temperatures, location.name, location.path, agent)
-    _check_weights(location.path / WEIGHTS, config)
     return Checkpoint(
         name=location.name,
         path=location.path,
@@ -99,8 +96,7 @@ def open_checkpoint(
         max_len=max_len,
         head_max_len=head,
         own_max_len=own_max_len,
-        amp_dtype=amp_dtype,
-        model_name=str(agent.get("model_name", "rl-agent")),
+        amp_dtype=read_amp_dtype(agent),
         temperatures=temperatures or read_temperatures(agent, f"{location.name}: {AGENT_CONFIG}"),
         model_config=config,
         agent_config=agent,
@@ -118,85 +114,12 @@ def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype)
     return model.to(device).eval().requires_grad_(False)
 
 
-def read_model_config(encoder: Mapping[str, Any], agent: Mapping[str, Any], max_len: int) -> ModelConfig:
-    """The model's sizes from the two configuration files, in either spelling of the RoPE settings."""
-    if encoder.get("model_type") != "modernbert":
-        raise CheckpointError(
-            f"{ENCODER_CONFIG}: model_type: expected 'modernbert', found {encoder.get('model_type')!r}"
-        )
-    activation = encoder.get("hidden_activation", "gelu")
-    if activation != "gelu":
-        raise CheckpointError(f"{ENCODER_CONFIG}: hidden_activation: expected 'gelu', found {activation!r}")
-    layers = _integer(encoder, "num_hidden_layers", ENCODER_CONFIG)
-    width, heads = (_integer(encoder, key, ENCODER_CONFIG) for key in ("hidden_size", "num_attention_heads"))
-    if width % heads or (width // heads) % 2 or width % max(1, width // 64):
-        raise CheckpointError(
-            f"{ENCODER_CONFIG}: hidden_size: {width} does not divide into {heads} heads of even width"
-        )
-    return ModelConfig(
-        vocab_size=_integer(encoder, "vocab_size", ENCODER_CONFIG),
-        hidden_size=width,
-        intermediate_size=_integer(encoder, "intermediate_size", ENCODER_CONFIG),
-        heads=heads,
-        full_layers=_full_layers(encoder, layers),
-        full_theta=_theta(encoder, "full_attention", "global_rope_theta", 160_000.0),
-        sliding_theta=_theta(encoder, "sliding_attention", "local_rope_theta", 10_000.0),
-        reach=_integer(encoder, "local_attention", ENCODER_CONFIG, 128) // 2,
-        norm_eps=float(encoder.get("norm_eps", 1e-5)),
-        norm_bias=bool(encoder.get("norm_bias", False)),
-        attention_bias=bool(encoder.get("attention_bias", False)),
-        mlp_bias=bool(encoder.get("mlp_bias", False)),
-        head_layers=_integer(agent, "head_layers", AGENT_CONFIG),
-        act_outputs=len(agent.get("act_costs") or {}) + 1,
-        max_len=max_len,
-    )
-
-
-def _full_layers(encoder: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
-    kinds = encoder.get("layer_types")
-    if kinds is None:
-        every = _integer(encoder, "global_attn_every_n_layers", ENCODER_CONFIG, FULL_LAYER_EVERY)
-        return tuple(index % every == 0 for index in range(layers))
-    if len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
-        raise CheckpointError(
-            f"{ENCODER_CONFIG}: layer_types: expected {layers} of full_attention or sliding_attention, found {kinds!r}"
-        )
-    return tuple(kind == "full_attention" for kind in kinds)
-
-
-def _theta(encoder: Mapping[str, Any], layer_type: str, older_key: str, default: float) -> float:
-    """transformers 5 keeps RoPE per layer type in `rope_parameters`; earlier files have one key per theta."""
-    rope = (encoder.get("rope_parameters") or {}).get(layer_type) or {}
-    kind = rope.get("rope_type", "default")
-    if kind != "default" or encoder.get("rope_scaling"):
-        raise CheckpointError(f"{ENCODER_CONFIG}: rope_parameters: expected rope_type 'default', found {kind!r}")
-    theta = rope.get("rope_theta", encoder.get(older_key))
-    return float(default if theta is None else theta)
-
-
-def _integer(config: Mapping[str, Any], key: str, file: str, default: int | None = None) -> int:
-    value = config.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"{file}: {key}: expected a positive whole number, found {value!r}")
-    return value
-
-
-def _read_json(folder: Path, file: str) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / file}: expected a readable JSON file: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{folder / file}: expected a JSON object, found {type(config).__name__}")
-    return config
-
-
 def _digest_files(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
     """SHA-256 of the checkpoint's files by relative path, compared with what is expected of them."""
     if missing := missing_files(folder):
         pickled = WEIGHTS in missing and (folder / "pytorch_model.bin").exists()
         hint = "; pytorch_model.bin is there, but pickle is never read: convert it to safetensors" if pickled else ""
-        raise CheckpointError(f"{folder}: expected the files {', '.join(missing)}, found none{hint}")
+        raise MissingFileError(f"{folder}: expected the files {', '.join(missing)}, found none{hint}")
     files = [*REQUIRED_FILES, *(file for file in TOKENIZER_CONFIGS if (folder / file).is_file())]
     digests = {file: _digest(folder / file) for file in files}
     check_digests(folder, digests, expected)

@@ -1,13 +1,18 @@
 """Every error this package raises on purpose, and what a compiler's says:
 
 LayaError
-├── CheckpointError
-│   └── CheckpointMismatchError
-├── QuestionError
-├── StateError
+├── ArgumentError (ValueError)
+├── CheckpointError (ValueError)
+│   ├── CheckpointMismatchError
+│   └── MissingFileError (FileNotFoundError)
+├── QuestionError (ValueError)
+├── StateError (TypeError)
 ├── NotFiniteError
-└── BackendError
-    └── BackendUnavailableError
+└── BackendError (ValueError)
+    └── BackendUnavailableError (RuntimeError)
+
+The built-in class beside each is the one that the public package raises in its place. An argument of the wrong type is
+a plain TypeError.
 """
 
 
@@ -15,7 +20,11 @@ class LayaError(Exception):
     """Something laya was given, or runs on, does not allow what was asked."""
 
 
-class CheckpointError(LayaError):
+class ArgumentError(LayaError, ValueError):
+    """An argument, a variable of the environment, or a device is none of what can be."""
+
+
+class CheckpointError(LayaError, ValueError):
     """A checkpoint cannot be found, verified or read."""
 
 
@@ -23,11 +32,15 @@ class CheckpointMismatchError(CheckpointError):
     """A checkpoint is there, but is not the one that was asked for, or cannot be used as was asked."""
 
 
-class QuestionError(LayaError):
+class MissingFileError(CheckpointError, FileNotFoundError):
+    """A checkpoint, or a file that belongs to it, is not there."""
+
+
+class QuestionError(LayaError, ValueError):
     """A question is malformed, or does not fit in a sequence."""
 
 
-class StateError(LayaError):
+class StateError(LayaError, TypeError):
     """A state cannot be turned into text."""
 
 
@@ -42,11 +55,11 @@ class NotFiniteError(LayaError):
         )
 
 
-class BackendError(LayaError):
+class BackendError(LayaError, ValueError):
     """A backend is unknown, or cannot run here."""
 
 
-class BackendUnavailableError(BackendError):
+class BackendUnavailableError(BackendError, RuntimeError):
     """A backend is not for this machine or model."""
 
 

@@ -47,7 +47,7 @@ class ONNXAgent(Agent):
         self._onnx_path = None if onnx_path is None else Path(onnx_path).expanduser()
         super().__init__(checkpoint, device=onnx_device(device), backend="onnx", strict=True, settings=settings)
 
-    def set_backend(self, name: str, strict: bool = True, warmup: bool | None = None) -> str:  # noqa: ARG002 - it always is
+    def set_backend(self, name: str = "onnx", strict: bool = True, warmup: bool | None = None) -> str:  # noqa: ARG002 - it always is
         """Refused but for `onnx`: there is no PyTorch model to run, or to fall back to."""
         if name != "onnx":
             raise BackendError(f"backend {name!r} wants the PyTorch model: laya.load the checkpoint with that backend")

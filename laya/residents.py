@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from laya.agent import Agent
-from laya.errors import LayaError
+from laya.errors import ArgumentError
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -22,12 +22,12 @@ class Residents(Generic[Key]):
         most: int = MOST_RESIDENT,
         is_usable: Callable[[Key, Agent], bool] = lambda _key, _agent: True,
     ) -> None:
-        """`load` makes the agent of a key; `most` below 1 is refused with LayaError.
+        """`load` makes the agent of a key; `most` below 1 is refused with ArgumentError.
 
         A resident agent that `is_usable` refuses for an equal key is replaced.
         """
         if most < 1:
-            raise LayaError(f"{most} resident agents: expected 1 or more")
+            raise ArgumentError(f"{most} resident agents: expected 1 or more")
         self._load = load
         self._is_usable = is_usable
         self._most = most

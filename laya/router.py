@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from laya.agent import Agent, Questions, load
-from laya.errors import CheckpointError, LayaError, NotFiniteError, StateError
+from laya.errors import ArgumentError, CheckpointError, NotFiniteError, StateError
 from laya.language import ENGLISH, detect_language, read_language
 from laya.questions import check_questions
 from laya.residents import MOST_RESIDENT, Residents
-from laya.states import state_text
+from laya.states import list_states, state_text
 from schemas.checkpoints import NAMES, known_name
 
 ENGLISH_CHECKPOINT, MULTILINGUAL_CHECKPOINT = "english", "multilingual"
@@ -100,11 +100,12 @@ class Router:
         `Agent.predict_batch`. Raises LayaError as that does, before any checkpoint is loaded where it can.
         """
         if isinstance(languages, str):
-            raise LayaError(f"languages: expected one for each state, or None, found the text {languages!r}")
+            raise ArgumentError(f"languages: expected one for each state, or None, found the text {languages!r}")
+        states = list_states(states)
         if languages is None:
             languages = [None] * len(states)
         if len(languages) != len(states):
-            raise LayaError(f"{len(languages)} languages for {len(states)} states: expected one for each, or None")
+            raise ArgumentError(f"{len(languages)} languages for {len(states)} states: expected one for each, or None")
         check_questions(questions)
         for index, state in enumerate(states):
             _check_state(index, state)

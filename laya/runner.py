@@ -19,7 +19,7 @@ from laya.backends.graphs import no_recording
 from laya.backends.selection import DEFAULT, Choice, Resolution, resolve_backend
 from laya.collation import collate
 from laya.decode import Logits
-from laya.errors import LayaError
+from laya.errors import ArgumentError
 from laya.gate import Gate
 from laya.inputs import LEAST_MARKERS, ModelInputs, synthetic_inputs
 from laya.model import ABSENT_LOGIT
@@ -82,10 +82,12 @@ class Runner:
         max_len = self.context.checkpoint.max_len
         for sequences, length, *markers in shapes:
             if not 1 <= length <= max_len:
-                raise LayaError(f"warm-up shape ({sequences}, {length}): expected sequences of 1 to {max_len} tokens")
+                raise ArgumentError(
+                    f"warm-up shape ({sequences}, {length}): expected sequences of 1 to {max_len} tokens"
+                )
             shape = (sequences, length, markers[0] if markers else LEAST_MARKERS)
             if min(shape) < 1:
-                raise LayaError(f"warm-up shape {shape}: expected at least one sequence and one marker")
+                raise ArgumentError(f"warm-up shape {shape}: expected at least one sequence and one marker")
             logits, _ = forward(backend, synthetic_inputs(shape, backend.device))
             logits.cpu()  # waits for the device, so that its errors surface here
 

@@ -81,8 +81,11 @@ def prepare_questions(
 ) -> PreparedQuestions:
     """Lay out the questions' heads with one call of the tokenizer."""
     tokenised = tokenizer.tokenise([text for question in questions for text in question.texts])
+    unknown = tokenizer.unknown_to_model(tokenised)
+    asked = [question.id for question in questions for _ in question.texts]
     pieces = iter(np.split(tokenised.flat, tokenised.offsets[1:-1]))
-    heads, markers, distinct, option_tokens, unfit = [], [], [], [], {}
+    heads, markers, distinct, option_tokens = [], [], [], []
+    unfit = {asked[text]: f"question {asked[text]!r}: {why}" for text, why in unknown.items()}
     for question in questions:
         instructions, *options = [next(pieces) for _ in range(1 + len(question.options))]
         cuts = cut_head(len(instructions), list(map(len, options)), limits.head_max_len)
@@ -120,9 +123,10 @@ def encode_sequences(
             raise ValueError(f"wanted: expected shape {pairs.shape}, found {wanted.shape}")
         pairs &= wanted
     texts, unfit = _state_texts(states, np.logical_or.reduce(pairs, axis=1))
-    pairs[list(unfit)] = False
     ends = np.array([keeps_end(state) for state in states], dtype=bool)
     tokenised = tokenizer.tokenise(texts, keep=max_len, keep_end=ends.tolist())
+    unfit |= tokenizer.unknown_to_model(tokenised)
+    pairs[list(unfit)] = False
     state, question = np.nonzero(pairs)
     head = np.diff(prepared.offsets)[question]
     used = np.minimum(tokenised.lengths[state], np.maximum(max_len - head - 1, 0))

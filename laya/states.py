@@ -1,5 +1,6 @@
 """What is judged. Owns turning a state, text or JSON, into the text a tokenizer reads."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from laya.errors import StateError
@@ -23,6 +24,13 @@ def state_text(state: Any) -> str:
     if len(text) > MAX_STATE_CHARACTERS:
         raise StateError(f"the state has {len(text)} characters, more than the limit of {MAX_STATE_CHARACTERS}")
     return text
+
+
+def list_states(states: Iterable[Any]) -> list[Any]:
+    """Return the states of a batch. Raises TypeError for one state in the place of a list of them."""
+    if isinstance(states, str | bytes | Mapping):
+        raise TypeError(f"expected a list of states, found one {type(states).__name__}; predict takes a single state")
+    return list(states)
 
 
 def keeps_end(state: Any) -> bool:

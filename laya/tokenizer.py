@@ -51,21 +51,19 @@ class TextTokenizer:
     """The tokenizer of one checkpoint. Calls run in parallel inside the Rust library and release the GIL."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Raises CheckpointError when the files cannot be read or do not match a model of `vocab_size` tokens."""
+        """Raises CheckpointError when the files cannot be read, or name special tokens that no model of `vocab_size`
+        tokens has."""
         try:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the Rust library raises no narrower class
             raise CheckpointError(f"{folder / 'tokenizer.json'}: not a readable tokenizer: {error}") from error
-        largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        if largest >= vocab_size:
-            raise CheckpointError(
-                f"{folder / 'tokenizer.json'}: expected token ids below vocab_size {vocab_size}, found {largest}"
-            )
+        self._vocab_size = vocab_size
+        self._largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True  # their literal text is text
         self.special = self._read_special(folder)
-        self._forbidden = np.zeros(vocab_size, dtype=bool)
+        self._forbidden = np.zeros(max(vocab_size, self._largest + 1), dtype=bool)
         self._forbidden[[self.special.cls, self.special.sep, self.special.mask, self.special.pad]] = True
         self._substitute = self._ordinary_token(folder)
 
@@ -95,23 +93,40 @@ class TextTokenizer:
         np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
         return TokenisedTexts(flat, offsets, lengths)
 
+    def unknown_to_model(self, texts: TokenisedTexts) -> dict[int, str]:
+        """Return why, by index, a text cannot be read: it kept a token whose id the model has no embedding of."""
+        reasons = {}
+        for place in np.flatnonzero(texts.flat >= self._vocab_size) if self._largest >= self._vocab_size else ():
+            token = int(texts.flat[place])
+            reasons[int(np.searchsorted(texts.offsets, place, side="right")) - 1] = (
+                f"{self._tokenizer.id_to_token(token)!r} is token {token} of the tokenizer, but the model has "
+                f"{self._vocab_size} tokens (vocab_size)"
+            )
+        return reasons
+
     def _read_special(self, folder: Path) -> SpecialTokens:
         names: dict[str, Any] = {}
         for file in ("special_tokens_map.json", "tokenizer_config.json"):
-            if (folder / file).is_file():
-                try:
-                    names |= json.loads((folder / file).read_text(encoding="utf-8"))
-                except (OSError, ValueError, TypeError) as error:
-                    raise CheckpointError(f"{folder / file}: expected a readable JSON object: {error}") from error
-        texts = {
-            role: next((_content(names[key]) for key in keys if names.get(key)), None) for role, keys in ROLES.items()
-        }
+            if not (folder / file).is_file():
+                continue
+            try:
+                found = json.loads((folder / file).read_text(encoding="utf-8"))
+                named = {key: _content(found[key]) for keys in ROLES.values() for key in keys if found.get(key)}
+            except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+                raise CheckpointError(f"{folder / file}: expected a readable JSON object: {error}") from error
+            for key in named.keys() & names.keys():
+                if named[key] != names[key]:
+                    other = f"special_tokens_map.json says {names[key]!r}, and which one was meant is not known"
+                    raise CheckpointError(f"{folder / file}: {key}: found {named[key]!r}, but {other}")
+            names |= named
+        texts = {role: next((names[key] for key in keys if key in names), None) for role, keys in ROLES.items()}
         ids = {}
         for role, text in texts.items():
-            found = None if text is None else self._tokenizer.token_to_id(text)
-            if found is None:
-                raise CheckpointError(f"{folder / 'tokenizer_config.json'}: {ROLES[role][0]}: no token {text!r}")
-            ids[role] = found
+            token = None if text is None else self._tokenizer.token_to_id(text)
+            if token is None or token >= self._vocab_size:
+                where = f"{folder / 'tokenizer_config.json'}: {ROLES[role][0]}"
+                raise CheckpointError(f"{where}: no token {text!r} among the model's {self._vocab_size}")
+            ids[role] = token
         return SpecialTokens(**ids, mask_text=str(texts["mask"]))
 
     def _ordinary_token(self, folder: Path) -> int:
@@ -120,7 +135,7 @@ class TextTokenizer:
         if found is None:
             ids = self._tokenizer.encode("?", add_special_tokens=False).ids
             found = ids[0] if ids else None
-        if found is None or self._forbidden[found]:
+        if found is None or self._forbidden[found] or found >= self._vocab_size:
             raise CheckpointError(f"{folder / 'tokenizer.json'}: expected a token for unknown text, found none")
         return int(found)
 

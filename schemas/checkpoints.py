@@ -23,6 +23,12 @@ ALIASES = {
     "typed_decisions": "typed-decisions",
     "laya-typed-decisions": "typed-decisions",
 }
+REVIEWED = "reviewed"  # as a revision: the commit below, and none for any other repository
+REVIEWED_COMMITS = {
+    REPOSITORY: "55cf4c4ebb4ebe31b2550e8bdf3bd21b99753851",
+    "convaiinnovations/laya-multilingual": "e4e9ddf21a7b1903b7acffd8814ad4307bf63a67",
+    "convaiinnovations/laya-typed-decisions": "1a793eb568e6718f15941d08f85432581df534e3",
+}
 REQUIRED_FILES = ("rl_agent_config.json", "encoder/config.json", "tokenizer/tokenizer.json", "model.safetensors")
 # Which tokens are special is read from either or both of these.
 TOKENIZER_CONFIGS = ("tokenizer/tokenizer_config.json", "tokenizer/special_tokens_map.json")

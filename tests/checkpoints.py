@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from laya.checkpoint import read_model_config
+from laya.configuration import read_model_config
 from laya.model import DecisionModel
 
 SPECIAL = {

@@ -25,7 +25,7 @@ from torch import nn
 from transformers import ModernBertConfig, PreTrainedTokenizerFast
 
 import laya
-from laya.checkpoint import read_model_config
+from laya.configuration import read_model_config
 from laya.model import DecisionModel
 
 HERE = Path(__file__).parent

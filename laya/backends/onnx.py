@@ -3,6 +3,7 @@
 The graph takes rows of padded tokens, so that other runtimes can call it as easily. It is float32.
 """
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,13 @@ GRAPH_INPUTS = {
     "qtype": ("rows",),
 }
 GRAPH_OUTPUTS = {"logits": ("rows", "markers"), "act_logits": ("rows", "actions")}
+# What an input may be declared as: exports of the public package have a boolean marker_mask, ours int64 throughout.
+INPUT_DTYPES = {
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(bool)": np.bool_,
+    "tensor(float)": np.float32,
+}
 FINGERPRINT, MAX_LEN = "laya.fingerprint", "laya.max_len"  # metadata of the graph
 
 # In the words of onnxruntime's allocator, and of CUDA.
@@ -40,6 +48,7 @@ class OnnxBackend(Backend):
 
     def __init__(self, session: "InferenceSession") -> None:
         self._session = session
+        self._dtypes = {one.name: INPUT_DTYPES[one.type] for one in session.get_inputs()}
 
     @property
     def mask_bytes_per_element(self) -> int:
@@ -51,12 +60,15 @@ class OnnxBackend(Backend):
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, Tensor]:
         try:
-            logits, act = self._session.run(list(GRAPH_OUTPUTS), graph_feed(inputs))
+            logits, act = self._session.run(list(GRAPH_OUTPUTS), self._feed(inputs))
         except Exception as error:  # onnxruntime's errors share no class of their own
             if any(words in str(error) for words in OUT_OF_MEMORY):
                 raise torch.OutOfMemoryError(str(error)) from error
             raise
         return torch.from_numpy(logits), torch.from_numpy(act)
+
+    def _feed(self, inputs: ModelInputs) -> dict[str, Any]:
+        return {name: value.astype(self._dtypes[name], copy=False) for name, value in graph_feed(inputs).items()}
 
 
 def graph_feed(inputs: ModelInputs) -> dict[str, Any]:
@@ -108,18 +120,44 @@ def _session_options(runtime: Any) -> Any:
 
 
 def _check_graph(session: "InferenceSession", path: Path, context: BackendContext) -> None:
+    """Refuse a graph that takes or gives something else, or is of another checkpoint; warn where that is not known."""
+    _check_signature(session, path)
     checkpoint, found = context.checkpoint, session.get_modelmeta().custom_metadata_map
-    if found.get(FINGERPRINT) != checkpoint.fingerprint:
-        whose = f"the checkpoint {found[FINGERPRINT][:12]}" if FINGERPRINT in found else "no checkpoint of laya's"
-        raise BackendError(
-            f"{path}: was exported from {whose}, but {checkpoint.name} has fingerprint {checkpoint.fingerprint[:12]}; "
-            "export it again with laya.export_onnx"
+    if FINGERPRINT not in found:
+        warnings.warn(
+            f"{path}: records no fingerprint of a checkpoint, so whether it is {checkpoint.name} is not known: its "
+            "answers are taken as they are",
+            RuntimeWarning,
+            stacklevel=2,
         )
-    if int(found[MAX_LEN]) < checkpoint.max_len:
+    elif found[FINGERPRINT] != checkpoint.fingerprint:
+        raise BackendError(
+            f"{path}: was exported from the checkpoint {found[FINGERPRINT][:12]}, but {checkpoint.name} has "
+            f"fingerprint {checkpoint.fingerprint[:12]}; export it again with laya.export_onnx"
+        )
+    if MAX_LEN in found and int(found[MAX_LEN]) < checkpoint.max_len:
         raise BackendError(
             f"{path}: was exported for sequences of {found[MAX_LEN]} tokens at most, not {checkpoint.max_len}; "
             "export it again from an agent with that max_len"
         )
+
+
+def _check_signature(session: "InferenceSession", path: Path) -> None:
+    inputs, outputs = session.get_inputs(), {one.name for one in session.get_outputs()}
+    names = {one.name for one in inputs}
+    if names != GRAPH_INPUTS.keys() or not GRAPH_OUTPUTS.keys() <= outputs:
+        raise BackendError(
+            f"{path}: expected a graph from {', '.join(GRAPH_INPUTS)} to {', '.join(GRAPH_OUTPUTS)}, found one from "
+            f"{', '.join(sorted(names))} to {', '.join(sorted(outputs))}"
+        )
+    for one in inputs:
+        if one.type not in INPUT_DTYPES:
+            raise BackendError(f"{path}: {one.name}: expected one of {', '.join(INPUT_DTYPES)}, found {one.type}")
+        if fixed := [size for size in one.shape if isinstance(size, int)]:
+            raise BackendError(
+                f"{path}: {one.name}: has a fixed dimension of {fixed[0]}, but batches differ in rows, tokens and "
+                "markers; export the graph with dynamic axes"
+            )
 
 
 def _onnxruntime() -> Any:

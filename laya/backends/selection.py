@@ -117,7 +117,7 @@ def resolve_backend(
         except BackendError as error:
             reasons.append(f"backend {name!r} cannot run: {error}")
         if strict and reasons:
-            raise BackendError(reasons[0])
+            raise BackendUnavailableError(reasons[0])
     return _explain(reasons, FACTORIES[DEFAULT](context))
 
 

@@ -32,7 +32,8 @@ def tilelang() -> Any:
             return importlib.import_module("tilelang")
     except ImportError as error:
         raise BackendUnavailableError(
-            f"TileLang does not import ({error}): install laya-batch with its extra `gpu`, which brings it and nvcc (Linux only)"
+            f"TileLang does not import ({error}): install laya-batch with its extra `gpu`, which brings it and nvcc "
+            "(Linux only)"
         ) from error
 
 

@@ -79,23 +79,21 @@ def make_states(count: int = 208) -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def peer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, list[Any], dict[str, Any]], dict[str, Any]]:
-    """Ask the public package about states and questions."""
+def ask_peer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, dict[str, Any]], dict[str, Any]]:
+    """Run one of the scripts beside this file under the public package, with a request."""
     if not (PEER / "laya").is_dir():
         reason = f"the public package is not in {PEER.relative_to(ROOT)}: run `make .cache/peer` with a network"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
 
-    def ask(checkpoint: Path, states: list[Any], questions: dict[str, Any]) -> dict[str, Any]:
+    def ask(script: str, asked: dict[str, Any]) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("peer")
         request, answers = folder / "request.json", folder / "answers.json"
-        asked = {"checkpoint": str(checkpoint), "states": states, "questions": questions, "batch_size": 16}
         request.write_text(json.dumps(asked), encoding="utf-8")
-        script = Path(__file__).with_name("peer.py")
         environment = os.environ | {"PYTHONPATH": str(PEER), "HF_HUB_OFFLINE": "1"}
         run = subprocess.run(
-            [sys.executable, str(script), str(request), str(answers)],
+            [sys.executable, str(Path(__file__).with_name(script)), str(request), str(answers)],
             cwd=folder,
             env=environment,
             capture_output=True,
@@ -106,6 +104,19 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, list[Any],
         answered: dict[str, Any] = json.loads(answers.read_text(encoding="utf-8"))
         assert Path(answered["package"]).is_relative_to(PEER), "the peer's process imported our laya"
         return answered
+
+    return ask
+
+
+@pytest.fixture(scope="session")
+def peer(
+    ask_peer: Callable[[str, dict[str, Any]], dict[str, Any]],
+) -> Callable[[Path, list[Any], dict[str, Any]], dict[str, Any]]:
+    """Ask the public package about states and questions."""
+
+    def ask(checkpoint: Path, states: list[Any], questions: dict[str, Any]) -> dict[str, Any]:
+        asked = {"checkpoint": str(checkpoint), "states": states, "questions": questions, "batch_size": 16}
+        return ask_peer("peer.py", asked)
 
     return ask
 

@@ -4,12 +4,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 import laya
 from laya.packing import bucket_length
@@ -237,3 +239,106 @@ def test_the_public_names_are_these() -> None:
         laya.__all__
     )
     assert all(hasattr(laya, name) for name in laya.__all__)
+
+
+Make = Callable[[CheckpointSpec], Path]
+NOUL = {"q": {"type": "noul", "instructions": "Is it?"}}
+
+
+@pytest.mark.parametrize("states", ["hello", b"hello", {"a": "state"}, None, 5])
+def test_one_state_in_the_place_of_a_list_is_a_type_error(agent: laya.Agent, states: Any) -> None:
+    with pytest.raises(TypeError):
+        agent.predict_batch(states, NOUL)
+    with pytest.raises(TypeError):
+        laya.Router().predict_batch(states, NOUL)
+
+
+def test_states_may_come_in_anything_that_is_iterated(agent: laya.Agent) -> None:
+    expected = agent.predict_batch(["a", "b"], NOUL)
+    assert agent.predict_batch(("a", "b"), NOUL) == expected
+    assert agent.predict_batch((state for state in "ab"), NOUL) == expected
+    assert agent.predict_batch((), NOUL) == []
+
+
+@pytest.mark.parametrize("questions", [None, [NOUL["q"]], "Is it?"])
+def test_questions_that_are_no_object_are_a_type_error(agent: laya.Agent, questions: Any) -> None:
+    with pytest.raises(TypeError, match="questions: expected an object"):
+        agent.predict("a", questions)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.0, "2"])
+def test_a_batch_size_that_is_none_is_named(agent: laya.Agent, batch_size: Any) -> None:
+    with pytest.raises(ValueError, match="batch_size: expected a whole number of at least 1"):
+        agent.predict_batch(["a"], NOUL, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("state", [None, {1}, object(), b"text", {"a": {1}}, {(1, 2): 3}, "\ud800"])
+def test_a_state_without_text_is_a_type_error_that_says_which(agent: laya.Agent, state: Any) -> None:
+    with pytest.raises(TypeError, match="state 1: the state"):
+        agent.predict_batch(["a", state], NOUL)
+
+
+def test_an_agent_is_made_of_what_load_takes(checkpoint_path: Path, tmp_path: Path) -> None:
+    expected = laya.load(checkpoint_path, device="cpu").predict("a", NOUL)
+    for agent in (
+        laya.Agent(checkpoint_path, "cpu"),
+        laya.Agent(str(checkpoint_path), device="cpu", backend="auto"),
+        laya.load(str(checkpoint_path), "cpu", "token", ""),
+        laya.load(checkpoint_path.parent, device="cpu", subfolder=checkpoint_path.name, token="token"),
+    ):
+        assert agent.predict("a", NOUL) == expected
+    assert laya.Agent(checkpoint_path, "cpu", max_len=64, compile=True, compile_warmup=False).backend == "compile"
+    assert laya.Agent(checkpoint_path, "cpu", max_len=64).checkpoint.max_len == 64
+    if not torch.cuda.is_available():
+        assert laya.load(checkpoint_path, device="auto").device.type == "cpu"
+    for options, kind in (({"backend": "onnx"}, laya.BackendError), ({"nonsense": 1}, TypeError)):
+        with pytest.raises(kind, match=r"onnx|nonsense"):
+            laya.Agent(checkpoint_path, "cpu", **options)
+    with pytest.raises(TypeError, match="max_len"):
+        laya.Agent(laya.Agent(checkpoint_path, "cpu").checkpoint, "cpu", max_len=64)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        laya.Agent(tmp_path / "absent")
+
+
+def test_the_environment_stands_in_for_digests_and_revision(
+    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAYA_SHA256_DIGESTS", '{"model.safetensors": "00"}')
+    with pytest.raises(ValueError, match=r"model\.safetensors: sha256: expected 00"):
+        laya.Agent(checkpoint_path, "cpu")
+    assert laya.load(checkpoint_path, "cpu", expected_sha256={}).backend == "eager"
+    monkeypatch.setenv("LAYA_SHA256_DIGESTS", "")
+    monkeypatch.setenv("LAYA_REVISION", "reviewed")
+    with pytest.raises(ValueError, match="LAYA_REVISION is 'reviewed'"):
+        laya.load("someone/other", "cpu")
+    with pytest.raises(ValueError, match="expected_sha256: expected digests by path, found list"):
+        laya.load(checkpoint_path, "cpu", expected_sha256=[])  # type: ignore[arg-type]
+
+
+def test_a_backend_asked_for_strictly_is_a_runtime_error_where_it_cannot_run(agent: laya.Agent) -> None:
+    with pytest.raises(ValueError, match="unknown backend 'fastest'"):
+        agent.set_backend("fastest")
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="backend 'tilelang' cannot run"):
+            agent.set_backend("tilelang", strict=True)
+    assert agent.backend == "eager"
+
+
+def test_a_token_that_the_model_lacks_is_an_error_of_its_text_alone(make: Make) -> None:
+    path = make(CheckpointSpec())
+    file = path / "tokenizer" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save(str(file))
+    agent = laya.load(path, device="cpu")
+    assert len(agent.predict_batch(["a", "b"], NOUL)) == 2
+    with pytest.raises(laya.StateError, match="state 1: 'zebra' is token 512 of the tokenizer, but the model has 512"):
+        agent.predict_batch(["a", "a zebra"], NOUL)
+    encoded = agent.encode(["a", "a zebra", "b"], agent.prepare(NOUL))
+    assert (list(encoded.unfit), encoded.state_index.tolist()) == ([1], [0, 2])
+    with pytest.raises(laya.QuestionError, match="question 'q': 'zebra' is token 512"):
+        agent.predict("a", {"q": {"type": "choice", "instructions": "Which?", "criteria": ["a", "zebra"]}})
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert laya.__version__ == version("laya-batch")

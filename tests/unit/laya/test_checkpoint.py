@@ -49,8 +49,32 @@ def test_layer_types_and_the_period_of_full_layers_mean_the_same(make: Make) -> 
     assert open_at(path).model_config.full_layers == (True, False, True, False)
 
 
-def test_the_reach_is_half_of_local_attention(make: Make) -> None:
-    assert open_at(make(CheckpointSpec(encoder={"local_attention": 128}))).model_config.reach == 64
+def test_the_reach_is_half_of_local_attention_or_the_sliding_window(make: Make) -> None:
+    path = make(CheckpointSpec(encoder={"local_attention": 128}))
+    assert open_at(path).model_config.reach == 64
+    edit_json(path / "encoder" / "config.json", sliding_window=20)
+    assert open_at(path).model_config.reach == 20
+
+
+def test_keys_that_are_absent_have_the_public_loaders_defaults(make: Make) -> None:
+    path = make(CheckpointSpec(agent={"head_layers": 0}))
+    config = json.loads((path / "rl_agent_config.json").read_text())
+    write_json(path / "rl_agent_config.json", {key: config[key] for key in ("head_layers", "act_costs")})
+    opened = open_at(path)
+    assert (opened.max_len, opened.head_max_len, opened.amp_dtype) == (512, 192, "fp16")
+    assert opened.model_config.head_layers == 0
+    assert opened.temperatures.of("choice", 3) == 1.0
+
+
+@pytest.mark.parametrize(("spelled", "dtype"), [("bfloat16", "bf16"), ("FLOAT16", "fp16"), ("float32", "fp32")])
+def test_a_dtype_may_be_spelled_out(make: Make, spelled: str, dtype: str) -> None:
+    assert open_at(make(CheckpointSpec(agent={"amp_dtype": spelled}))).amp_dtype == dtype
+
+
+def test_a_length_beyond_the_encoders_positions_is_taken_and_said(make: Make) -> None:
+    path = make(CheckpointSpec(max_len=2000))
+    with pytest.warns(RuntimeWarning, match="max_len 2000 is beyond the 1024 tokens"):
+        assert open_at(path).model_config.max_len == 2000
 
 
 @pytest.mark.parametrize(
@@ -76,14 +100,40 @@ def test_wrong_weights_are_named(make: Make, key: str, tensor: torch.Tensor | No
     [
         ("rl_agent_config.json", {"max_len": "512"}, "max_len: expected a positive whole number, found '512'"),
         ("rl_agent_config.json", {"head_max_len": None}, "head_max_len: expected a positive whole number"),
-        ("rl_agent_config.json", {"max_len": 2000}, "max_len: expected 1 to 1024 tokens, found 2000"),
-        ("rl_agent_config.json", {"amp_dtype": "int8"}, "amp_dtype: expected one of bf16, fp16, fp32, found 'int8'"),
+        ("rl_agent_config.json", {"max_len": 2_000_000}, "max_len: expected 1 to 1000000 tokens, found 2000000"),
+        (
+            "rl_agent_config.json",
+            {"head_layers": None},
+            "head_layers: expected a whole number of at least 0, found None",
+        ),
+        (
+            "rl_agent_config.json",
+            {"option_layout": "parallel"},
+            "option_layout: expected 'sequential', found 'parallel'",
+        ),
+        ("rl_agent_config.json", {"act_costs": "escalate"}, "act_costs: expected an object of costs"),
+        (
+            "rl_agent_config.json",
+            {"amp_dtype": "int8"},
+            "amp_dtype: expected one of bf16, bfloat16, fp16, float16, half, fp32, float32, found 'int8'",
+        ),
         ("rl_agent_config.json", {"temperature": [1.0]}, "temperature: expected a list of 3 numbers"),
         ("encoder/config.json", {"model_type": "bert"}, "model_type: expected 'modernbert', found 'bert'"),
         ("encoder/config.json", {"hidden_activation": "relu"}, "hidden_activation: expected 'gelu', found 'relu'"),
         ("encoder/config.json", {"num_attention_heads": 3}, "does not divide"),
         ("encoder/config.json", {"layer_types": ["full_attention"]}, "layer_types: expected 4"),
-        ("encoder/config.json", {"rope_scaling": {"type": "linear"}}, "rope_type 'default'"),
+        ("encoder/config.json", {"rope_scaling": {"type": "linear"}}, "rope_type 'default', found 'linear'"),
+        (
+            "encoder/config.json",
+            {"rope_parameters": {"rope_theta": 5.0}},
+            "rope_parameters: expected an object of full",
+        ),
+        ("encoder/config.json", {"rope_parameters": {"full_attention": None}}, "full_attention: expected an object"),
+        ("encoder/config.json", {"rope_parameters": {"full_attention": {"rope_theta": "5"}}}, "rope_theta: expected a"),
+        ("encoder/config.json", {"norm_eps": None}, "norm_eps: expected a positive number, found None"),
+        ("encoder/config.json", {"norm_bias": 0}, "norm_bias: expected true or false, found 0"),
+        ("encoder/config.json", {"head_dim": 32}, "head_dim: expected 64, found 32"),
+        ("encoder/config.json", {"local_attention": -1}, "local_attention: expected a whole number of at least 0"),
     ],
 )
 def test_a_wrong_setting_is_named(make: Make, file: str, changes: dict[str, object], message: str) -> None:
@@ -146,7 +196,7 @@ def test_limits_replace_the_checkpoints_lengths(make: Make) -> None:
     path = make(CheckpointSpec())
     opened = open_at(path, limits=Limits(max_len=77, head_max_len=33))
     assert (opened.max_len, opened.head_max_len, opened.model_config.max_len) == (77, 33, 77)
-    with pytest.raises(CheckpointError, match="max_len: expected 1 to 1024 tokens, found 0"):
+    with pytest.raises(CheckpointError, match="max_len: expected 1 to 1000000 tokens, found 0"):
         open_at(path, limits=Limits(max_len=0))
 
 

@@ -1,13 +1,15 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
 
 import laya
-from laya.errors import CheckpointError
-from laya.location import find_checkpoint
-from schemas.checkpoints import REQUIRED_FILES, TOKENIZER_CONFIGS
+import laya.location
+from laya.errors import CheckpointError, CheckpointMismatchError, MissingFileError
+from laya.location import HubOptions, find_checkpoint
+from schemas.checkpoints import REPOSITORY, REQUIRED_FILES, REVIEWED_COMMITS, TOKENIZER_CONFIGS
 from tests.checkpoints import make_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -78,13 +80,64 @@ def test_a_folder_needs_no_hub(tmp_path: Path) -> None:
 
 def test_a_folder_has_no_revision(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a folder has no revision"):
-        find_checkpoint(tmp_path, "main")
+        find_checkpoint(tmp_path, HubOptions("main"))
 
 
 @pytest.mark.parametrize("name", ["no-such-name", "owner/../x", "./missing/folder", ""])
 def test_what_is_neither_name_folder_nor_hub_id_is_refused(hub: Path, name: str) -> None:
     with pytest.raises(CheckpointError):
         find_checkpoint(name)
+
+
+def test_a_subfolder_may_stand_alone(hub: Path, tmp_path: Path) -> None:
+    location = find_checkpoint(REPOSITORY, subfolder="multilingual/")
+    assert (location.name, location.path) == (f"{REPOSITORY}/multilingual", hub / "multilingual")
+    (tmp_path / "inside").mkdir()
+    assert find_checkpoint(tmp_path, subfolder="inside").path == (tmp_path / "inside").resolve()
+    assert find_checkpoint(tmp_path, subfolder="").path == tmp_path.resolve()
+    for checkpoint, subfolder, kind in (
+        (tmp_path, "absent", MissingFileError),
+        (tmp_path, "../elsewhere", CheckpointError),
+        (REPOSITORY, "a/../b", CheckpointError),
+        ("english", "multilingual", CheckpointError),
+    ):
+        with pytest.raises(kind, match=subfolder):
+            find_checkpoint(checkpoint, subfolder=subfolder)
+
+
+@pytest.mark.parametrize(
+    ("hub_options", "asked"),
+    [
+        (HubOptions(), None),
+        (HubOptions(default_revision="v1"), "v1"),
+        (HubOptions(" v2 ", "v1"), "v2"),
+        (HubOptions("", "v1"), "v1"),
+        (HubOptions("  ", "v1"), None),
+        (HubOptions(default_revision="reviewed"), REVIEWED_COMMITS[REPOSITORY]),
+        (HubOptions("reviewed", "v1"), REVIEWED_COMMITS[REPOSITORY]),
+    ],
+)
+def test_the_revision_asked_for_wins_over_the_default_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_options: HubOptions, asked: str | None
+) -> None:
+    found: list[object] = []
+
+    def download(repository: str, **options: object) -> str:
+        found.append((repository, options["revision"], options["token"]))
+        return str(tmp_path)
+
+    monkeypatch.setattr(laya.location, "snapshot_download", download)
+    find_checkpoint("ml", replace(hub_options, token="secret"))
+    find_checkpoint("ConvaiInnovations/Laya", hub_options)
+    assert found == [(REPOSITORY, asked, "secret"), ("ConvaiInnovations/Laya", asked, None)]
+    assert "secret" not in repr(HubOptions(token="secret"))
+
+
+def test_only_reviewed_revisions_keep_all_other_repositories_out(tmp_path: Path) -> None:
+    hub_options = HubOptions(default_revision="reviewed")
+    with pytest.raises(CheckpointMismatchError, match="LAYA_REVISION is 'reviewed', but no commit of it has been"):
+        find_checkpoint("someone/other", hub_options)
+    assert find_checkpoint(tmp_path, hub_options).path == tmp_path.resolve()  # a folder has no revision
 
 
 def test_a_repository_that_is_not_cached_offline_is_named(hub: Path) -> None:

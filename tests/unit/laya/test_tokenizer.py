@@ -112,9 +112,31 @@ def test_truncation_and_padding_of_the_file_do_not_apply(make: Make) -> None:
     assert open_tokenizer(path).tokenise(["x y z x y z"]).lengths.tolist() == [len("x y z x y z")]
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused(checkpoint_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="expected token ids below vocab_size 100"):
-        TextTokenizer(checkpoint_path / "tokenizer", 100)
+def test_of_a_tokenizer_larger_than_the_model_only_texts_with_its_further_tokens_are_named(
+    checkpoint_path: Path,
+) -> None:
+    whole = open_tokenizer(checkpoint_path)
+    ids = whole.tokenise([SENTENCES[0]]).flat
+    vocab_size = int(ids.max())
+    tokenizer = TextTokenizer(checkpoint_path / "tokenizer", vocab_size)
+    found = tokenizer.unknown_to_model(tokenizer.tokenise(["a", SENTENCES[0], "", "a"]))
+    assert list(found) == [1]
+    assert f"is token {vocab_size} of the tokenizer, but the model has {vocab_size} tokens" in found[1]
+    assert whole.unknown_to_model(whole.tokenise([SENTENCES[0]])) == {}
+
+
+def test_a_special_token_that_the_model_lacks_is_refused(checkpoint_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"mask_token: no token '\[MASK\]' among the model's 4"):
+        TextTokenizer(checkpoint_path / "tokenizer", 4)
+
+
+def test_two_files_that_name_a_special_token_differently_are_refused(make: Make) -> None:
+    path = make(CheckpointSpec())
+    write_json(path / "tokenizer" / "special_tokens_map.json", SPECIAL | {"sep_token": {"content": "[PAD]"}})
+    with pytest.raises(
+        CheckpointError, match=r"sep_token: found '\[SEP\]', but special_tokens_map.json says '\[PAD\]'"
+    ):
+        open_tokenizer(path)
 
 
 def test_a_broken_tokenizer_is_an_error_of_the_checkpoint(make: Make) -> None:
