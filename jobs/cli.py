@@ -19,7 +19,7 @@ from jobs.embedded import count_devices, embedded_servers, embedded_worker, foll
 from jobs.errors import BrokerError, DatabaseError, InputError, LayaBatchError
 from jobs.progress import show_progress
 from jobs.queue import configure_app, ping_workers
-from jobs.reading import choose_database, print_summary, reading
+from jobs.reading import choose_database, print_summary, reading, warn_of_questions
 from jobs.settings import Settings, environment_of, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
@@ -100,6 +100,7 @@ def run(  # noqa: PLR0913 - one option each
             )
         else:
             job = _wake(db, settings, resume, max_row_errors)
+        warn_of_questions(job)
         job = _run_worker(db, settings, job, server)
         print_summary(db, job)
         say(f"answers: {follow_up(f'results {job.id}', settings)}")
@@ -176,6 +177,7 @@ def submit(  # noqa: PLR0913 - one option each
         idempotency_key=idempotency_key,
         max_row_errors=max_row_errors,
     )
+    warn_of_questions(job)
     print(job.id)
 
 

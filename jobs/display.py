@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.job import JobInfo, JobStatus
-from schemas.question import QuestionSet, option_text
+from schemas.question import QuestionSet
+from schemas.question_text import json_line
 
 _COLOURS = {JobStatus.SUCCEEDED: "green", JobStatus.FAILED: "red", JobStatus.CANCELLED: "yellow"}
 ANSWER_WIDTH = 40  # characters of an answer: a score's level may be described in a paragraph
@@ -93,7 +94,7 @@ def draw_results(rows: list[dict[str, Any]], questions: QuestionSet) -> Table:
     for row in rows:
         probabilities = json.loads(row["probabilities"])
         levels = questions[row["question"]]["criteria"] if row["type"] == "score" else []
-        named = zip(map(option_text, levels or probabilities), probabilities.values(), strict=True)
+        named = zip(map(json_line, levels or probabilities), probabilities.values(), strict=True)
         highest = sorted(named, key=lambda pair: -pair[1])[:OPTIONS_SHOWN] if row["type"] != "noul" else []
         options = ", ".join(f"{_short(option, OPTION_WIDTH)} {p:.2f}" for option, p in highest)
         ids = (str(row["row_number"]), row["row_id"] or "")

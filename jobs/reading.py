@@ -79,6 +79,7 @@ def status(job_id: options.JobId, *, as_json: options.AsJson = False, data_dir: 
         print(dump_json({**fields, **asked}))
     else:
         given = {name: value for name, value in asked.items() if value is not None}
+        fields["warnings"] = "\n".join(job.warnings) or None
         LiteralConsole().print(draw_fields({**fields, **given}))
 
 
@@ -89,6 +90,7 @@ def _job_fields(job: JobInfo) -> dict[str, Any]:
             name: getattr(job, name) for name in ("id", "name", "status", "priority", "rows", "rows_done", "row_errors")
         },
         **{name: getattr(job, name) for name in ("answers", "shards", "shards_done", "cancel_requested", "error")},
+        "warnings": list(job.warnings),
         **{name: None if time is None else time.isoformat(timespec="seconds") for name, time in times.items()},
     }
 
@@ -122,6 +124,12 @@ def watch(
         raise typer.Exit(1)
 
 
+def warn_of_questions(job: JobInfo) -> None:
+    """Print the job's warnings to standard error, before it is scored."""
+    for warning in job.warnings:
+        warn(f"laya-batch: warning: {warning}")
+
+
 def print_summary(db: Database, job: JobInfo) -> None:
     """How a job ended: answers, errors, what ran, and where the database is."""
     out = LiteralConsole()
@@ -130,6 +138,8 @@ def print_summary(db: Database, job: JobInfo) -> None:
         out.print(draw_error_counts(errors))
     scoring_s, cut = reports.measure_scoring_s(db, job.id), reports.count_cut(db, job.id)
     out.print(draw_measures(reports.measure_backends(db, job.id), job, scoring_s, cut))
+    for warning in job.warnings:
+        say(f"warning: {warning}")
     say(f"job {job.id} {job.status}" + (f": {job.error}" if job.error else ""))
     say(f"database: {db.shown_url}")
 

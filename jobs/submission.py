@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from jobs.engine_options import check_engine_options
 from jobs.errors import BrokerError, DatabaseConflictError, InputError, SettingsError
 from jobs.planning import is_url, plan_job
+from jobs.question_fit import check_fit
 from jobs.queue import check_broker, send_shards
 from jobs.settings import Settings
 from jobs.store import lifecycle, recovery
@@ -24,6 +25,7 @@ from schemas.question import check_questions
 from schemas.question_file import read_questions
 
 _SEND_CHUNK_SHARDS = 1000
+MAX_SHARD_ANSWERS = 2**19  # rows x questions: a worker that goes on with a shard holds which of them are saved
 
 
 def build_spec(**asked: Any) -> JobSpec:
@@ -62,7 +64,8 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
     """Plan, record and queue a job; returns its id. Called again with the same idempotency key, the first job's id.
 
     Raises:
-        InputError, IdempotencyError, BrokerError, DatabaseError: nothing was queued and nothing is left behind.
+        QuestionSetError, InputError, IdempotencyError, BrokerError, DatabaseError: nothing was queued, and nothing is
+            left behind.
     """
     if options.idempotency_key == "":
         raise SettingsError("the idempotency key is empty; leave it out, or give it a value")
@@ -75,7 +78,9 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
         return made
     # Every job has a key: one that was made, though nobody heard so, can be told from one that was not.
     options = replace(options, idempotency_key=options.idempotency_key or f"submit-{uuid4()}")
-    plan = plan_job(spec, settings.rows_per_shard, settings.input_roots)
+    options = replace(options, warnings=check_fit(spec))
+    rows_per_shard = max(1, min(settings.rows_per_shard, MAX_SHARD_ANSWERS // len(spec.questions)))
+    plan = plan_job(spec, rows_per_shard, settings.input_roots)
     check_broker(settings)
     try:
         job_id = lifecycle.create_job(db, spec, options, plan)

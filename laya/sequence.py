@@ -16,7 +16,7 @@ from laya.errors import StateError
 from laya.states import keeps_end, state_text
 from laya.tokenizer import SpecialTokens, TextTokenizer, TokenisedTexts
 from schemas.calibration import TYPE_NAMES
-from schemas.question_text import HeadCuts, Question, SequenceLimits, cut_head, why_unfit
+from schemas.question_text import HeadCuts, Question, SequenceLimits, count_distinct, cut_head, why_alike, why_unfit
 
 Ints = NDArray[np.int64]
 
@@ -26,10 +26,12 @@ class PreparedQuestions:
     """Questions laid out. Question q's head is `tokens[offsets[q]:offsets[q + 1]]` (int32), ending in [SEP].
 
     `unfit` gives the reason by question id where an option's marker does not fit; such a question gets no sequences.
+    `alike` says by question id what is lost where options have the same tokens left.
     """
 
     questions: tuple[Question, ...]
     unfit: Mapping[str, str]
+    alike: Mapping[str, str]
     tokens: NDArray[np.int32]
     offsets: Ints
     markers: (
@@ -86,19 +88,22 @@ def prepare_questions(
     pieces = iter(np.split(tokenised.flat, tokenised.offsets[1:-1]))
     heads, markers, distinct, option_tokens = [], [], [], []
     unfit = {asked[text]: f"question {asked[text]!r}: {why}" for text, why in unknown.items()}
+    alike: dict[str, str] = {}
     for question in questions:
         instructions, *options = [next(pieces) for _ in range(1 + len(question.options))]
         cuts = cut_head(len(instructions), list(map(len, options)), limits.head_max_len)
-        head, spans = _lay_out(instructions, options, tokenizer.special, cuts)
+        distinct.append(count_distinct([option.tolist() for option in options], cuts))
         if (why := why_unfit(question.id, cuts, limits)) is not None:
             unfit[question.id] = why
-        heads.append(head)
+        if (why := why_alike(question.id, cuts, distinct[-1])) is not None:
+            alike[question.id] = why
+        heads.append(_lay_out(instructions, options, tokenizer.special, cuts))
         markers.append(np.array(cuts.markers, dtype=np.int64))
-        distinct.append(len({span.tobytes() for span in spans}))
         option_tokens.append(cuts.option_limit)
     return PreparedQuestions(
         questions=questions,
         unfit=unfit,
+        alike=alike,
         tokens=np.concatenate(heads),
         offsets=_offsets([len(head) for head in heads]),
         markers=np.concatenate(markers),
@@ -187,14 +192,12 @@ def _join(
 
 def _lay_out(
     instructions: NDArray[np.int32], options: list[NDArray[np.int32]], special: SpecialTokens, cuts: HeadCuts
-) -> tuple[NDArray[np.int32], list[NDArray[np.int32]]]:
-    """One question's head, and its options' tokens."""
-    spans = [
-        np.concatenate(([special.mask], option[:kept])).astype(np.int32)
-        for option, kept in zip(options, cuts.options, strict=True)
-    ]
-    kept = instructions[: cuts.instructions]
-    return np.concatenate(([special.cls], kept, [special.sep], *spans, [special.sep])).astype(np.int32), spans
+) -> NDArray[np.int32]:
+    """One question's head."""
+    parts: list[Sequence[int] | NDArray[np.int32]] = [[special.cls], instructions[: cuts.instructions], [special.sep]]
+    for option, kept in zip(options, cuts.options, strict=True):
+        parts += [[special.mask], option[:kept]]
+    return np.concatenate((*parts, [special.sep])).astype(np.int32)
 
 
 def _state_texts(states: Sequence[Any], needed: NDArray[np.bool_]) -> tuple[list[str], dict[int, str]]:

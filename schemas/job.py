@@ -158,6 +158,7 @@ class JobInfo:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    warnings: tuple[str, ...] = ()  # of questions whose options the model cannot tell apart
 
     @property
     def rows_done(self) -> int:

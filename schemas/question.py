@@ -4,7 +4,6 @@ A question set maps a question id to one typed question. `check_questions` retur
 or raises one error that lists every problem of every question. It is the only validator: jobs and the engine use it.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -46,11 +45,6 @@ def label_text(label: object) -> str:
     if isinstance(label, str | bool | int | float):
         return str.__str__(label) if isinstance(label, str) else str(label)
     raise ValueError(f"label {label!r} is a {type(label).__name__}; labels are text, numbers or booleans")
-
-
-def option_text(option: object) -> str:
-    """Return an option's description as text: JSON where it is not text already."""
-    return option if isinstance(option, str) else json.dumps(option, ensure_ascii=False)
 
 
 class _Question(BaseModel):

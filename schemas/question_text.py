@@ -118,6 +118,11 @@ def cut_head(instructions: int, options: Sequence[int], head_max_len: int) -> He
     return HeadCuts(kept, tuple(span - 1 for span in spans), limit, tuple(markers))
 
 
+def count_distinct(options: Sequence[Sequence[int]], cuts: HeadCuts) -> int:
+    """Return how many different options are left of the options' tokens: others are alike to the model."""
+    return len({tuple(option[:kept]) for option, kept in zip(options, cuts.options, strict=True)})
+
+
 def why_unfit(question: str, cuts: HeadCuts, limits: SequenceLimits) -> str | None:
     """Return why a question cannot be asked, with the numbers and what to do; None when all its options fit."""
     count = len(cuts.markers)
@@ -133,4 +138,21 @@ def why_unfit(question: str, cuts: HeadCuts, limits: SequenceLimits) -> str | No
     return (
         f"question {question!r}: {fitting} of its {count} options fit in max_len {limits.max_len} with "
         f"head_max_len {limits.head_max_len}; {mend}"
+    )
+
+
+def why_alike(question: str, cuts: HeadCuts, distinct: int) -> str | None:
+    """Return what is lost where the model cannot tell options apart, and what to do; None where it can."""
+    count = len(cuts.options)
+    if distinct == count:
+        return None
+    if cuts.option_limit:
+        cut = f"its {count} options, cut to {cuts.option_limit} tokens each,"
+        mend = "raise head_max_len, ask with fewer options, or begin each with what sets it apart"
+    else:
+        cut = f"its {count} options, of which {OPTION_TOKENS} tokens each are read,"
+        mend = "begin each with what sets it apart, in words that the tokenizer knows"
+    return (
+        f"question {question!r}: {cut} leave {distinct} that the model can tell apart, and a choice among the "
+        f"others means nothing; {mend}"
     )

@@ -72,6 +72,7 @@ jobs = Table(
     Column("checkpoint_fingerprint", Text),  # of the weights that score it: set by the first shard, held to by the rest
     Column("checkpoint_revision", Text),
     Column("error", Message),
+    Column("warnings", sa.JSON, nullable=False),  # a list of texts: of options that the model cannot tell apart
     Column("created_at", UtcTime, nullable=False),
     Column("started_at", UtcTime),
     Column("finished_at", UtcTime),
@@ -212,6 +213,8 @@ results = Table(
     Column("answer_confidence", sa.Double, nullable=False),
     Column("act_probability", sa.Double, nullable=False),
     Column("state_tokens_dropped", sa.Integer, nullable=False),
+    # Whether some options had the same tokens left, so that the model could not tell them apart.
+    Column("options_cut", sa.Boolean, nullable=False, server_default=sa.false()),
     Column("language", Text),  # in a routed job: what the row is written in, null when undecided
     Column("route_reason", Text),  # in a routed job: why its batch's checkpoint answered
     Column("batch_id", Id, ForeignKey("batches.id", ondelete="CASCADE"), nullable=False),
@@ -257,6 +260,7 @@ answers = sa.table(
             ("answer_confidence", sa.Double()),
             ("act_probability", sa.Double()),
             ("state_tokens_dropped", sa.Integer()),
+            ("options_cut", sa.Boolean()),
             ("checkpoint", Text()),
             ("language", Text()),
             ("route_reason", Text()),

@@ -32,6 +32,7 @@ def result_rows(
         strict=True,
     )
     options = [[str(option) for option in question.options] for question in prepared.questions]
+    alike = [question.id in prepared.alike for question in prepared.questions]
     rows = []
     for state, question, choice, score, noul, probabilities, confidence, answer_confidence, act, dropped in columns:
         kind, route = prepared.questions[question].type, routes[state]
@@ -49,6 +50,7 @@ def result_rows(
                 "answer_confidence": answer_confidence,
                 "act_probability": act,
                 "state_tokens_dropped": dropped,
+                "options_cut": alike[question],
                 "language": route and route.language,
                 "route_reason": route and route.reason,
             }

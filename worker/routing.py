@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import laya
+from jobs.store import leases
 from laya.router import MULTILINGUAL_CHECKPOINT
 from schemas.job import Claim, JobSpec
 from worker.reader import Window
@@ -49,6 +50,19 @@ def load_scorers(session: Session, claim: Claim) -> dict[str, Scorer]:
     else:
         agents = {name: session.agent_of(claim, name) for name in spec.routes}
     return {name: Scorer(name, agent, agent.prepare(spec.questions)) for name, agent in agents.items()}
+
+
+def check_fit(session: Session, claim: Claim, scorers: dict[str, Scorer]) -> None:
+    """Keep with the job which options the model cannot tell apart. Raises QuestionError where one does not fit."""
+    unfit, alike = [], []
+    for name, scorer in scorers.items():
+        where = "" if claim.spec.routes is None else f"checkpoint {name}: "
+        unfit += [where + why for why in scorer.prepared.unfit.values()]
+        alike += [where + why for why in scorer.prepared.alike.values()]
+    if unfit:
+        raise laya.QuestionError("\n".join(unfit))
+    if alike:
+        leases.note_warnings(session.db, claim, alike)
 
 
 def divide_window(window: Window, scorers: dict[str, Scorer], spec: JobSpec) -> list[Part]:

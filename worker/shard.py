@@ -25,7 +25,7 @@ from schemas.job import Claim
 from worker.answers import result_rows
 from worker.halving import FORWARD_ERRORS, BrokenWeightsError, ForwardPass, Unscored, score_in_halves
 from worker.pipeline import WriteBehind, read_ahead, write_behind
-from worker.routing import Scorer, load_scorers
+from worker.routing import Scorer, check_fit, load_scorers
 from worker.session import CheckpointChangedError, RanOn, Session, describe_batch, ran_on
 from worker.suspects import suspect_groups
 from worker.timing import Stopwatch
@@ -62,6 +62,7 @@ def run_shard(session: Session, claim: Claim) -> None:
     """
     with session.within("load"):
         scorers = load_scorers(session, claim)
+    check_fit(session, claim, scorers)
     for group in suspect_groups(session, claim):  # none, unless a process has died of this shard
         _score_rows(session, group, scorers)
     _score_rows(session, claim, scorers)

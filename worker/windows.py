@@ -19,6 +19,10 @@ from worker.routing import Part, Scorer, divide_window
 from worker.session import Session
 from worker.timing import Stopwatch
 
+# In all sequences of a window. A token takes four bytes, and 20 more while sequences are laid out; three windows are in
+# memory at once.
+WINDOW_TOKENS = 2**23
+
 
 @dataclass(frozen=True)
 class PreparedWindow:
@@ -48,9 +52,27 @@ def prepare_windows(session: Session, claim: Claim, scorers: dict[str, Scorer]) 
         with watch.time("route"):
             parts = divide_window(window, scorers, claim.spec)
         for part in parts:
-            share = len(part.window.states) / max(1, len(window.states))
-            stage_ms = {"read": (watch.ms["read"] + watch.ms["route"]) * share}
-            yield _prepare_part(session, part, saved, stage_ms)
+            for piece in _divide_part(part):
+                share = len(piece.window.states) / max(1, len(window.states))
+                stage_ms = {"read": (watch.ms["read"] + watch.ms["route"]) * share}
+                yield _prepare_part(session, piece, saved, stage_ms)
+
+
+def _divide_part(part: Part) -> Iterator[Part]:
+    """The part in pieces of so few rows that the sequences of all questions have at most WINDOW_TOKENS."""
+    agent, window = part.scorer.agent, part.window
+    longest = len(part.scorer.prepared.questions) * agent.checkpoint.max_len
+    most = max(1, WINDOW_TOKENS // longest)
+    for start in range(0, max(1, len(window.states)), most):
+        piece = slice(start, start + most)
+        kept = Window(
+            window.row_numbers[piece],
+            window.row_ids[piece],
+            window.states[piece],
+            window.errors if start == 0 else [],
+            window.languages[piece],
+        )
+        yield Part(part.scorer, kept, part.routes[piece])
 
 
 def _prepare_part(
@@ -61,7 +83,7 @@ def _prepare_part(
         wanted = _unsaved(window, prepared, saved)
         encoded = agent.encode(window.states, prepared, wanted)
         batches = agent.pack(encoded, session.limits_of(agent))
-    errors = _new_errors(window, prepared, encoded, saved)
+    errors = _new_errors(window, encoded, saved)
     return PreparedWindow(part, errors, encoded, batches, {**stage_ms, **watch.ms})
 
 
@@ -76,19 +98,11 @@ def _unsaved(window: Window, prepared: laya.PreparedQuestions, saved: set[tuple[
     return wanted
 
 
-def _new_errors(
-    window: Window, prepared: laya.PreparedQuestions, encoded: laya.EncodedSequences, saved: set[tuple[int, str]]
-) -> list[RowError]:
-    """Errors of this window that no earlier attempt saved: no state, no text, or a question that does not fit."""
+def _new_errors(window: Window, encoded: laya.EncodedSequences, saved: set[tuple[int, str]]) -> list[RowError]:
+    """Errors of this window that no earlier attempt saved: no state, or no text."""
     rows = list(zip(window.row_numbers, window.row_ids, strict=True))
     errors = list(window.errors)
     errors += [
         RowError(rows[state][0], WHOLE_ROW, rows[state][1], "no_text", why) for state, why in encoded.unfit.items()
     ]
-    for question, why in prepared.unfit.items():
-        errors += [
-            RowError(row_number, question, row_id, "question_does_not_fit", why)
-            for state, (row_number, row_id) in enumerate(rows)
-            if state not in encoded.unfit
-        ]
     return [error for error in errors if (error.row_number, error.question) not in saved]

@@ -153,6 +153,17 @@ def hold_route(db: Database, claim: Claim, checkpoint: str, fingerprint: str, re
 
 
 @replayed
+def note_warnings(db: Database, claim: Claim, found: list[str]) -> None:
+    """Add to the job's warnings those that it does not have."""
+    of_job = jobs.c.id == claim.job_id
+    with db.write() as connection:
+        lock_job_of(connection, claim)
+        noted: list[str] = connection.execute(sa.select(jobs.c.warnings).where(of_job)).scalar_one()
+        if new := [warning for warning in found if warning not in noted]:
+            connection.execute(sa.update(jobs).where(of_job).values(warnings=noted + new))
+
+
+@replayed
 def saved_pairs(db: Database, claim: Claim) -> set[tuple[int, str]]:
     """(row number, question) of every answer and error that earlier attempts saved; question '*' is the whole row."""
     first, rows = claim.plan.first_row_number, claim.plan.rows

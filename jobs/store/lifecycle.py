@@ -1,7 +1,7 @@
 """Jobs from creation to their end: created whole, cancelled, retried, settled exactly once."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,19 +19,20 @@ from schemas.job import (
     check_transition,
     states_before,
 )
-from schemas.question import option_text
-from schemas.tables import input_files, jobs, levels, shards
+from schemas.question_text import json_line
+from schemas.tables import input_files, jobs, levels, row_errors, shards
 
 NO_SUSPECTS = {"suspect_first_row": None, "suspect_last_row": None, "suspect_attempt": None, "suspect_deaths": 0}
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What does not change the answers: how a job is called, how urgent it is, and which call made it."""
+    """What does not change the answers: how a job is called, how urgent it is, which call made it, and warnings."""
 
     name: str | None = None
     priority: int = 0
     idempotency_key: str | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 def find_by_key(db: Database, key: str, spec: JobSpec) -> int | None:
@@ -98,7 +99,7 @@ def _describe_levels(spec: JobSpec) -> Iterator[dict[str, Any]]:
     """The rows of `levels`: what the view `answers` calls the answer to a score."""
     for question_id, question in spec.questions.items():
         for level, text in enumerate(question["criteria"] if question["type"] == "score" else []):
-            yield {"question": question_id, "level": level, "text": option_text(text)}
+            yield {"question": question_id, "level": level, "text": json_line(text)}
 
 
 @replayed
@@ -138,7 +139,8 @@ def retry_job(db: Database, job_id: int, max_row_errors: int | None) -> None:
             "sent_at": seconds_from_now(),
             "finished_at": None,
         }
-        connection.execute(sa.update(shards).where(*unfinished).values(waiting))
+        if connection.execute(sa.update(shards).where(*unfinished).values(waiting)).rowcount == 0:
+            raise TransitionError(f"job {job_id} has no row left to score: each has ended, in an error or an answer")
         renewed: dict[str, Any] = {"cancel_requested_at": None, "finished_at": None, "error": None}
         job = connection.execute(sa.select(jobs.c.spec, jobs.c.row_errors).where(jobs.c.id == job_id)).one()
         spec = JobSpec.model_validate(job.spec)
@@ -184,11 +186,16 @@ def cancel_waiting_shards(connection: sa.Connection, job_id: int) -> None:
 def settle_job(connection: sa.Connection, job_id: int) -> JobStatus | None:
     """End the job if its last shard has ended; the caller holds its lock. Returns the state it ended in, or None."""
     counted = connection.execute(
-        sa.select(shards.c.status, sa.func.count(), sa.func.sum(shards.c.row_errors))
+        sa.select(
+            shards.c.status,
+            sa.func.count().label("shards"),
+            sa.func.sum(shards.c.row_errors).label("row_errors"),
+            sa.func.sum(shards.c.answers).label("answers"),
+        )
         .where(shards.c.job_id == job_id)
         .group_by(shards.c.status)
     ).all()
-    shard_counts = {ShardStatus(status): count for status, count, _ in counted}
+    shard_counts = {ShardStatus(row.status): row.shards for row in counted}
     if shard_counts.keys() & {ShardStatus.QUEUED, ShardStatus.RUNNING}:
         return None
     job = connection.execute(
@@ -196,10 +203,8 @@ def settle_job(connection: sa.Connection, job_id: int) -> JobStatus | None:
     ).one()
     if JobStatus(job.status) in FINISHED_JOBS:
         return None
-    ended: dict[str, Any] = {
-        "row_errors": int(sum(row_errors for _, _, row_errors in counted)),
-        "finished_at": seconds_from_now(),
-    }
+    failed_rows = int(sum(row.row_errors for row in counted))
+    ended: dict[str, Any] = {"row_errors": failed_rows, "finished_at": seconds_from_now()}
     if job.error is not None:
         outcome = JobStatus.FAILED
     elif failed := shard_counts.get(ShardStatus.FAILED):
@@ -209,6 +214,9 @@ def settle_job(connection: sa.Connection, job_id: int) -> JobStatus | None:
         )
     elif job.cancel_requested_at is not None and ShardStatus.CANCELLED in shard_counts:
         outcome = JobStatus.CANCELLED
+    elif failed_rows and not any(row.answers for row in counted):
+        outcome = JobStatus.FAILED
+        ended["error"] = f"no row was answered: {_commonest_row_error(connection, job_id)}"
     else:
         outcome = JobStatus.SUCCEEDED
     _move_job(connection, job_id, outcome, **ended)
@@ -218,6 +226,19 @@ def settle_job(connection: sa.Connection, job_id: int) -> JobStatus | None:
 def _last_error(connection: sa.Connection, job_id: int) -> str | None:
     failed = shards.c.job_id == job_id, shards.c.status == ShardStatus.FAILED
     return connection.scalar(sa.select(shards.c.last_error).where(*failed).order_by(shards.c.number).limit(1))
+
+
+def _commonest_row_error(connection: sa.Connection, job_id: int) -> str:
+    errors, count = row_errors.c, sa.func.count().label("count")
+    commonest = (
+        sa.select(errors.code, count, sa.func.min(errors.message).label("example"))
+        .where(errors.job_id == job_id)
+        .group_by(errors.code)
+        .order_by(count.desc(), errors.code)
+        .limit(1)
+    )
+    found = connection.execute(commonest).one()
+    return f"the commonest error, {found.code} ({found.count:,} times), is for example: {found.example}"
 
 
 def _move_job(connection: sa.Connection, job_id: int, status: JobStatus, **values: Any) -> None:

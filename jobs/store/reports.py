@@ -43,6 +43,7 @@ RESULT_SCHEMA = pa.schema(
         pa.field("answer_confidence", pa.float64(), nullable=False),
         pa.field("act_probability", pa.float64(), nullable=False),
         pa.field("state_tokens_dropped", pa.int32(), nullable=False),
+        pa.field("options_cut", pa.bool_(), nullable=False),  # whether the model could not tell some options apart
         pa.field("checkpoint", pa.string()),
         pa.field("language", pa.string()),  # of a routed row, null when undecided
         pa.field("route_reason", pa.string()),  # null where the job named one checkpoint
@@ -238,4 +239,5 @@ def _job_info(row: sa.Row[Any]) -> JobInfo:
         created_at=row.created_at,
         started_at=row.started_at,
         finished_at=row.finished_at,
+        warnings=tuple(row.warnings),
     )

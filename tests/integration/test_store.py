@@ -299,9 +299,40 @@ def test_too_many_row_errors_fail_the_job_and_stop_the_rest(db: Database) -> Non
     assert len(recovery.list_queued(db, job_id)) == 3
 
 
+def test_a_job_that_answered_nothing_has_failed_for_its_commonest_row_error(db: Database) -> None:
+    claimed = must_claim(db, make_job(db, 1))
+    errors = [RowError(row, "*", None, "null_state" if row else "not_text", f"why {row}") for row in range(ROWS)]
+    leases.save_row_errors(db, claimed, LEASE_S, errors)
+    assert leases.finish_shard(db, claimed) is JobStatus.FAILED
+    job = reports.get_job(db, claimed.job_id)
+    assert job.row_errors == ROWS
+    assert job.error == "no row was answered: the commonest error, null_state (9 times), is for example: why 1"
+    with pytest.raises(TransitionError, match="no row left to score"):
+        lifecycle.retry_job(db, claimed.job_id, None)
+    assert reports.get_job(db, claimed.job_id).status is JobStatus.FAILED
+
+
+def test_one_answer_among_errors_is_a_success(db: Database) -> None:
+    job_id = make_job(db, 2)
+    claimed = must_claim(db, job_id, 0)
+    leases.save_row_errors(db, claimed, LEASE_S, [RowError(row, "*", None, "null_state", "m") for row in range(ROWS)])
+    assert leases.finish_shard(db, claimed) is None
+    other = must_claim(db, job_id, 1)
+    leases.save_batch(db, other, LEASE_S, record(db), answers(ROWS, 1))
+    assert leases.finish_shard(db, other) is JobStatus.SUCCEEDED
+
+
+def test_warnings_are_kept_once_each(db: Database) -> None:
+    claimed = must_claim(db, make_job(db, 1))
+    assert reports.get_job(db, claimed.job_id).warnings == ()
+    for found in (["a"], ["a", "b"], ["b"]):
+        leases.note_warnings(db, claimed, found)
+    assert reports.get_job(db, claimed.job_id).warnings == ("a", "b")
+
+
 def test_questions_of_one_row_that_fail_count_as_one_row(db: Database) -> None:
     claimed = must_claim(db, make_job(db, 1, max_row_errors=1))
-    errors = [RowError(0, question, None, "question_does_not_fit", "m") for question in ("a", "b")]
+    errors = [RowError(0, question, None, "scoring_failed", "m") for question in ("a", "b")]
     assert leases.save_row_errors(db, claimed, LEASE_S, errors) is False
     later = [RowError(0, "c", None, "scoring_failed", "m")]
     assert leases.save_row_errors(db, claimed, LEASE_S, later) is False
@@ -311,7 +342,7 @@ def test_questions_of_one_row_that_fail_count_as_one_row(db: Database) -> None:
 def test_progress_counts_a_half_answered_row_by_its_questions(db: Database) -> None:
     questions = {name: {"type": "noul", "instructions": "x"} for name in ("q", "r")}
     claimed = must_claim(db, make_job(db, 1, questions=questions))
-    errors = [RowError(row, "r", None, "question_does_not_fit", "m") for row in range(ROWS)]
+    errors = [RowError(row, "r", None, "scoring_failed", "m") for row in range(ROWS)]
     leases.save_row_errors(db, claimed, LEASE_S, errors)
     assert reports.get_job(db, claimed.job_id).rows_done == ROWS // 2
     leases.save_batch(db, claimed, LEASE_S, record(db), answers(0, ROWS))

@@ -15,7 +15,13 @@ import sqlalchemy as sa
 
 import jobs
 import laya
+from jobs.engine_options import EngineOptions
+from jobs.planning import plan_job
 from jobs.queue import SCORE_SHARD, app, configure_app, count_messages
+from jobs.store import lifecycle
+from jobs.store.database import Database
+from jobs.store.lifecycle import JobOptions
+from jobs.submission import build_spec, send_job
 from schemas.tables import batches, results, row_errors, shards, workers
 from tests.integration.service import QUESTIONS, WAIT_S, Service, make_texts, write_tickets
 
@@ -175,21 +181,73 @@ def test_a_file_outside_the_workers_roots_is_refused_by_the_worker_too(warm_serv
         jobs.wait(job.id, timeout_s=TIMEOUT_S, settings=warm_service.settings)
 
 
-def test_a_question_that_does_not_fit_is_recorded_and_the_others_are_answered(warm_service: Service) -> None:
+WIDE = {"type": "choice", "instructions": "Which?", "criteria": [f"option {i}" for i in range(77)]}
+ALIKE = {"type": "choice", "instructions": "Which?", "criteria": [f"a common prefix {i}" for i in range(12)]}
+
+
+def submit_unchecked(service: Service, path: Path, questions: dict[str, Any]) -> jobs.JobInfo:
+    """As from a machine that has no tokenizer: only the workers can tell what fits."""
+    spec = build_spec(
+        inputs=path,
+        questions=questions,
+        state="text",
+        checkpoint=service.settings.checkpoint,
+        engine_options=EngineOptions(),
+    )
+    configure_app(service.settings)
+    db = Database(service.settings.resolved_database_url)
+    try:
+        plan = plan_job(spec, service.settings.rows_per_shard, service.settings.input_roots)
+        job_id = lifecycle.create_job(db, spec, JobOptions(idempotency_key=str(path)), plan)
+        send_job(db, service.settings, job_id)
+    finally:
+        db.close()
+    return jobs.get(job_id, settings=service.settings)
+
+
+def test_a_question_that_does_not_fit_is_refused_before_it_is_queued(warm_service: Service) -> None:
     path = write_tickets(warm_service.folder / "unfit" / "a.parquet", make_texts(20))
-    wide = {"type": "choice", "instructions": "Which?", "criteria": [f"option {i}" for i in range(200)]}
-    job = jobs.submit(
+    with pytest.raises(jobs.QuestionSetError, match=r"'wide': \d+ of its 77 options fit in max_len 96.*raise max_len"):
+        jobs.submit(
+            path,
+            questions={"wide": WIDE, **QUESTIONS},
+            state="text",
+            checkpoint=warm_service.settings.checkpoint,
+            settings=warm_service.settings,
+        )
+
+
+def test_a_question_that_a_worker_finds_not_to_fit_fails_its_job_at_once(warm_service: Service) -> None:
+    path = write_tickets(warm_service.folder / "unfit_here" / "a.parquet", make_texts(250))
+    job = submit_unchecked(warm_service, path, {"wide": WIDE, **QUESTIONS})
+    with pytest.raises(jobs.JobFailedError, match=r"'wide'.*77 options fit in max_len 96"):
+        jobs.wait(job.id, timeout_s=TIMEOUT_S, settings=warm_service.settings)
+    job = jobs.get(job.id, settings=warm_service.settings)
+    assert (job.answers, job.row_errors, job.shards_done) == (0, 0, 0)
+    attempts = warm_service.query(sa.select(shards.c.attempt).where(shards.c.job_id == job.id))
+    assert sorted(row.attempt for row in attempts)[:2] == [0, 0]
+
+
+def test_options_that_the_model_cannot_tell_apart_are_told_and_kept(warm_service: Service) -> None:
+    path = write_tickets(warm_service.folder / "alike" / "a.parquet", make_texts(10))
+    unchecked = submit_unchecked(warm_service, path, {"alike": ALIKE, **QUESTIONS})
+    asked = jobs.submit(
         path,
-        questions={"wide": wide, **QUESTIONS},
+        questions={"alike": ALIKE, **QUESTIONS},
         state="text",
         checkpoint=warm_service.settings.checkpoint,
         settings=warm_service.settings,
     )
-    job = wait(warm_service, job)
-    assert (job.answers, job.row_errors) == (60, 20)
-    found = warm_service.query(sa.select(row_errors).where(row_errors.c.job_id == job.id))
-    assert {(row.question, row.code) for row in found} == {("wide", "question_does_not_fit")}
-    assert "200" in found[0].message
+    (warning,) = asked.warnings
+    assert "question 'alike': its 12 options, cut to 4 tokens each, leave 1 that the model can tell apart" in warning
+    assert "head_max_len" in warning
+    for job in (unchecked, asked):
+        assert wait(warm_service, job).warnings == (warning,)
+        rows = answered_rows(warm_service, job)
+        assert {(row["question"], row["options_cut"]) for row in rows} == {
+            ("alike", True),
+            *((question, False) for question in QUESTIONS),
+        }
 
 
 def test_a_backend_that_cannot_run_is_recorded_as_the_one_that_ran(warm_service: Service) -> None:
