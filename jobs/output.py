@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from jobs.errors import LayaBatchError, OutputError
-from jobs.planning import is_url, open_input
+from jobs.locations import is_url, open_input
 from jobs.terminal import is_utf8, printable
 
 ENDINGS = (".parquet", ".pq")
@@ -102,7 +102,8 @@ def _partial_file(file: OutputFile, overwrite: bool) -> Iterator[str]:
 
 def _locate(name: str) -> OutputFile:
     try:
-        filesystem, path = open_input(name if is_url(name) else str(Path(name).expanduser().absolute()))
+        # Not as a job's input: who exports chooses the endpoint, too.
+        filesystem, path = open_url(name) if is_url(name) else open_input(str(Path(name).expanduser().absolute()))
     except (LayaBatchError, RuntimeError) as error:  # RuntimeError: there is no such home folder
         raise OutputError(str(error)) from error
     if isinstance(filesystem, fs.LocalFileSystem):

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from jobs.engine_options import check_engine_options
 from jobs.errors import BrokerError, DatabaseConflictError, InputError, SettingsError
-from jobs.planning import is_url, plan_job
+from jobs.locations import is_url
+from jobs.planning import plan_job
 from jobs.question_fit import check_fit
 from jobs.queue import check_broker, send_shards
 from jobs.settings import Settings

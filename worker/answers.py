@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import laya
-from worker.reader import Window
+from worker.states import Window
 
 
 def result_rows(

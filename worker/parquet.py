@@ -1,6 +1,6 @@
 """Rows of a job from its Parquet files, some at a time. Owns how files are opened and how far ahead they are read.
 
-Knows nothing of states: `worker.reader` makes them of the rows.
+Knows nothing of states: `worker.states` makes them of the rows.
 """
 
 from bisect import bisect_right
@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from jobs.discovery import identify
 from jobs.errors import InputError, UnreadableInputError
-from jobs.planning import check_root, identify, open_input
+from jobs.locations import Roots, check_root, open_input, short_error
 from schemas.job import JobFile, ShardPlan
 
 # Bytes of each column that are read at once. Without a limit a reader holds all columns of a whole row group.
@@ -33,9 +34,7 @@ class ForwardReader:
         self._opened: tuple[JobFile, list[str]] | None = None
         self._file: _OpenFile | None = None
 
-    def read(
-        self, plan: ShardPlan, columns: list[str], roots: list[str]
-    ) -> Iterator[tuple[JobFile, int, pa.RecordBatch]]:
+    def read(self, plan: ShardPlan, columns: list[str], roots: Roots) -> Iterator[tuple[JobFile, int, pa.RecordBatch]]:
         """Yield the plan's rows in order: the file, the number of the first row within the job, and the rows.
 
         Raises:
@@ -48,15 +47,15 @@ class ForwardReader:
             if rows <= 0:
                 continue
             check_root(file.name, roots)
-            _check_unchanged(file)
+            _check_unchanged(file, roots)
             try:
-                for batch in self._open(file, columns).read(first - file.first_row_number, rows):
+                for batch in self._open(file, columns, roots).read(first - file.first_row_number, rows):
                     yield file, first, batch
                     first, rows = first + batch.num_rows, rows - batch.num_rows
             except (OSError, pa.ArrowException) as error:
                 self.close()
-                raise UnreadableInputError(f"{file.name}: cannot be read: {error}") from error
-            _check_unchanged(file)
+                raise UnreadableInputError(f"{file.name}: cannot be read: {short_error(error)}") from error
+            _check_unchanged(file, roots)
             if rows:
                 raise InputError(f"{file.name}: ends {rows} rows before its shard does")
 
@@ -66,10 +65,10 @@ class ForwardReader:
             self._file.close()
         self._opened = self._file = None
 
-    def _open(self, file: JobFile, columns: list[str]) -> "_OpenFile":
+    def _open(self, file: JobFile, columns: list[str], roots: Roots) -> "_OpenFile":
         if self._file is None or self._opened != (file, columns):
             self.close()
-            self._file = _OpenFile(file.name, columns, self._rows_at_once)
+            self._file = _OpenFile(open_input(file.name, roots), columns, self._rows_at_once)
             self._opened = (file, columns)
         return self._file
 
@@ -77,8 +76,8 @@ class ForwardReader:
 class _OpenFile:
     """One open file, and how far it has been read."""
 
-    def __init__(self, name: str, columns: list[str], rows_at_once: int) -> None:
-        filesystem, path = open_input(name)
+    def __init__(self, where: tuple[fs.FileSystem, str], columns: list[str], rows_at_once: int) -> None:
+        filesystem, path = where
         self._source = filesystem.open_input_file(path)
         buffer_bytes = LOCAL_READ_BYTES if isinstance(filesystem, fs.LocalFileSystem) else REMOTE_READ_BYTES
         self._parquet = pq.ParquetFile(self._source, pre_buffer=False, buffer_size=buffer_bytes)
@@ -119,8 +118,8 @@ class _OpenFile:
         self._rest, self._position = None, self._group_starts[group]
 
 
-def _check_unchanged(file: JobFile) -> None:
-    now = identify(file.name)
+def _check_unchanged(file: JobFile, roots: Roots) -> None:
+    now = identify(file.name, roots)
     if (now.size, now.modified) != (file.size, file.modified):
         raise InputError(
             f"{file.name}: has changed since the job was submitted ({file.size} bytes then, {now.size} now); "

@@ -10,8 +10,8 @@ import laya
 from jobs.store import leases
 from laya.router import MULTILINGUAL_CHECKPOINT
 from schemas.job import Claim, JobSpec
-from worker.reader import Window
 from worker.session import Session
+from worker.states import Window
 
 PLAIN_TEXTS = ["a", "0", "The customer asks for an answer."]
 ONE_BY_ONE = laya.PackingLimits(max_sequences=1)

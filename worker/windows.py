@@ -14,9 +14,10 @@ from jobs.store import leases
 from jobs.store.leases import RowError
 from schemas.job import Claim
 from schemas.question import WHOLE_ROW
-from worker.reader import Window, read_windows
+from worker.reader import read_windows
 from worker.routing import Part, Scorer, divide_window
 from worker.session import Session
+from worker.states import Window
 from worker.timing import Stopwatch
 
 # In all sequences of a window. A token takes four bytes, and 20 more while sequences are laid out; three windows are in

@@ -19,7 +19,7 @@ import redis
 import sqlalchemy as sa
 
 import jobs
-from jobs.planning import check_root
+from jobs.locations import check_root
 from jobs.queue import SCORE_SHARD, app, configure_app
 from jobs.settings import environment_of
 from jobs.store.database import Database

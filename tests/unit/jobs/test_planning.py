@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.discovery import find_files
 from jobs.errors import InputError
-from jobs.planning import MAX_FILES_PER_SHARD, check_root, divide_rows, find_files, plan_job
+from jobs.locations import check_root
+from jobs.planning import MAX_FILES_PER_SHARD, divide_rows, plan_job
 from schemas.job import JobSpec
 
 QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}
@@ -84,11 +86,15 @@ def test_row_numbers_run_on_from_file_to_file(tmp_path: Path) -> None:
         ({"body": ["a"]}, ("text",), None, "no column 'text'; it has body"),
         ({"text": ["a"]}, ("text",), "id", "no column 'id'"),
         ({"text": [1]}, ("text",), None, "column 'text' is int64; a state is text"),
-        ({"text": [b"a"]}, ("text",), None, "column 'text' is binary; a state is text"),
-        ({"text": [[1]]}, ("text",), None, "a state is text, or a list of turns"),
-        ({"text": ["a"], "raw": [b"a"]}, ("text", "raw"), None, "column 'raw' is binary; bytes are no JSON"),
+        ({"text": [[1]]}, ("text",), None, "column 'text' is list<element: int64>; a state is text, a list of turns"),
+        ({"text": ["a"], "id": [[1]]}, ("text",), "id", "row id column 'id' is list<element: int64>; an id is text"),
         ({"text": ["a"], "id": [0.5]}, ("text",), "id", "row id column 'id' is double"),
-        ({"text": pa.array([], pa.string())}, ("text",), None, "has no rows"),
+        (
+            {**{f"c{i}": [1] for i in range(500)}, "txt": [1]},
+            ("text",),
+            None,
+            "it has 501 columns, the nearest are 'txt'",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_scored_is_refused_by_name(
@@ -114,7 +120,7 @@ def test_text_and_conversations_are_states(tmp_path: Path, columns: dict[str, An
     assert plan_job(spec(write(tmp_path / "f.parquet", columns)), 10, []).rows == len(columns["text"])
 
 
-def test_several_columns_make_an_object_of_any_types_but_bytes(tmp_path: Path) -> None:
+def test_several_columns_make_an_object_of_any_types(tmp_path: Path) -> None:
     columns = {"subject": ["a"], "day": [datetime.date(2026, 1, 2)], "tags": [["x"]]}
     assert plan_job(spec(write(tmp_path / "f.parquet", columns), state=tuple(columns)), 10, [])
 
@@ -139,11 +145,11 @@ def test_missing_empty_and_broken_inputs_are_refused_by_name(tmp_path: Path) -> 
     cases = {
         tmp_path / "none.parquet": "no such file or folder",
         tmp_path / "empty": "no Parquet file there",
-        tmp_path / "*.csv": "no Parquet file there",
-        tmp_path / "broken.parquet": "is not a readable Parquet file",
-        tmp_path / "zero.parquet": "is not a readable Parquet file",
+        tmp_path / "*.csv": "no file matches",
+        tmp_path / "broken.parquet": "is Parquet that is cut off or damaged",
+        tmp_path / "zero.parquet": "is an empty file",
         f"file://{tmp_path}/none.parquet": "cannot be read",
-        "nosuch://host/file": "cannot be opened",
+        "nosuch://host/file": "unknown kind of URL",
     }
     for name, problem in cases.items():
         with pytest.raises(InputError, match=problem) as raised:
@@ -189,3 +195,80 @@ def test_a_wrong_column_of_a_wide_file_is_a_short_message(tmp_path: Path) -> Non
         with pytest.raises(InputError, match=f"no column '{column}'; it has 2,002 columns, {shown}") as raised:
             plan_job(spec(tmp_path / "wide.parquet", state=(column,)), 10, [])
         assert len(str(raised.value)) < 600
+
+
+def test_a_file_without_rows_is_a_part_like_any_other_and_alone_no_shard(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", {"text": ["a"], "id": ["x"]})
+    write(tmp_path / "b.parquet", {"text": pa.array([], pa.string()), "id": pa.array([], pa.string())})
+    write(tmp_path / "c.parquet", {"text": ["c"], "id": ["z"]})
+    write(tmp_path / "quiet" / "d.parquet", {"text": pa.nulls(0), "id": pa.nulls(0)})
+    plan = plan_job(spec(tmp_path, row_id="id"), 10, [])
+    assert (plan.rows, len(plan.shards), len(plan.files)) == (2, 1, 4)
+    assert plan_job(spec(tmp_path / "quiet"), 10, []).shards == []
+
+
+ALIKE = [
+    (pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()), pa.null(), pa.binary()),
+    (pa.int8(), pa.int32(), pa.int64(), pa.uint16(), pa.float32(), pa.float64(), pa.null()),
+    (pa.timestamp("s"), pa.timestamp("us"), pa.timestamp("ns")),
+    (pa.timestamp("ms", "UTC"), pa.timestamp("us", "Europe/Berlin")),
+    (pa.decimal128(5, 2), pa.decimal128(20, 4)),
+    (pa.list_(pa.string()), pa.large_list(pa.large_string()), pa.list_(pa.null())),
+    (
+        pa.struct([("a", pa.int8()), ("b", pa.string())]),
+        pa.struct([("b", pa.large_string()), ("a", pa.int64())]),
+        pa.struct([("a", pa.null()), ("b", pa.null())]),
+    ),
+    (pa.map_(pa.string(), pa.int8()), pa.map_(pa.large_string(), pa.int64())),
+]
+
+
+@pytest.mark.parametrize("kinds", ALIKE, ids=lambda kinds: str(kinds[0]))
+def test_parts_whose_values_mean_the_same_are_one_table(tmp_path: Path, kinds: tuple[pa.DataType, ...]) -> None:
+    for number, kind in enumerate((*kinds, *reversed(kinds))):
+        write(tmp_path / f"{number:02d}.parquet", {"text": ["a"], "x": pa.nulls(1, kind)})
+    assert plan_job(spec(tmp_path, state=("text", "x")), 10, []).rows == 2 * len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.string(), pa.int64()),
+        (pa.bool_(), pa.int8()),
+        (pa.timestamp("s"), pa.timestamp("s", "UTC")),
+        (pa.date32(), pa.timestamp("s")),
+        (pa.list_(pa.string()), pa.string()),
+        (pa.list_(pa.string()), pa.list_(pa.int8())),
+        (pa.struct([("a", pa.int8())]), pa.struct([("b", pa.int8())])),
+        (pa.struct([("a", pa.int8())]), pa.struct([("a", pa.int8()), ("b", pa.int8())])),
+    ],
+)
+def test_parts_whose_values_differ_in_meaning_are_refused_whatever_lies_between(
+    tmp_path: Path, one: pa.DataType, other: pa.DataType
+) -> None:
+    for name, kind in (("a", pa.null()), ("b", one), ("c", pa.null()), ("d", other)):
+        write(tmp_path / f"{name}.parquet", {"text": ["a"], "x": pa.nulls(1, kind)})
+    with pytest.raises(InputError, match=r"d\.parquet: columns differ from .*b\.parquet: x is "):
+        plan_job(spec(tmp_path, state=("text", "x")), 10, [])
+
+
+def test_a_column_that_one_part_lacks_is_refused_with_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", {"text": ["a"], "x": [1]})
+    write(tmp_path / "b.parquet", {"text": ["a"]})
+    with pytest.raises(InputError, match=r"b\.parquet: no column 'x'; it has text"):
+        plan_job(spec(tmp_path, state=("text", "x")), 10, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (pa.map_(pa.list_(pa.int8()), pa.int8()), "the keys of a JSON object are text"),
+        (pa.map_(pa.float64(), pa.int8()), "the keys of a JSON object are text"),
+    ],
+)
+def test_a_type_of_which_no_value_has_json_is_refused_before_any_row_is_read(
+    tmp_path: Path, kind: pa.DataType, problem: str
+) -> None:
+    file = write(tmp_path / "a.parquet", {"text": ["a"], "x": pa.nulls(1, kind)})
+    with pytest.raises(InputError, match=problem):
+        plan_job(spec(file, state=("text", "x")), 10, [])

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from jobs.errors import InputError
 from schemas.job import Claim, JobFile, JobSpec, ShardPlan
+from tests.arrow_values import not_utf8
 from tests.plans import planned_claims
 from worker.parquet import ForwardReader
-from worker.reader import Window, read_windows
+from worker.reader import read_windows
+from worker.states import Window
 
 QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}
 
@@ -166,3 +168,79 @@ def test_a_file_outside_the_roots_is_not_opened(tmp_path: Path) -> None:
     (claim,) = claims(write(tmp_path / "a.parquet", {"text": ["a"]}), ["text"])
     with pytest.raises(InputError, match="not under an input root"):
         list(read_windows(claim, [str(tmp_path / "elsewhere")], 10))
+
+
+def read_all(path: Path, state: list[str], row_id: str | None = None, language_column: str | None = None) -> Window:
+    spec = JobSpec(inputs=[str(path)], questions=QUESTIONS, state=state, row_id=row_id, language_column=language_column)
+    everything = Window([], [], [], [], [])
+    for claim in planned_claims(spec, 1000):
+        for window in read_windows(claim, [], 1000):
+            for field in ("row_numbers", "row_ids", "states", "errors", "languages"):
+                getattr(everything, field).extend(getattr(window, field))
+    return everything
+
+
+def test_one_odd_time_costs_nothing_and_one_unreadable_value_its_row(tmp_path: Path) -> None:
+    times = pa.array([0, 5, 2**63 - 1], pa.int64()).cast(pa.timestamp("ns", "Europe/Berlin"))
+    odd = pa.array([[("a", 1)], [("a", 1), ("a", 2)], None], pa.map_(pa.string(), pa.int64()))
+    path = write(tmp_path / "a.parquet", {"id": ["x", "y", "z"], "at": times, "odd": odd})
+    window = read_all(path, ["at", "odd"], "id")
+    assert [state["at"] for state in window.states] == [
+        "1970-01-01T01:00:00+01:00",
+        "2262-04-12T01:47:16.854775807+02:00",
+    ]
+    assert window.states[0]["odd"] == {"a": 1}
+    (error,) = window.errors
+    assert (error.row_id, error.code, error.message) == (
+        "y",
+        "not_text",
+        "column 'odd' is a map with two values for the key 'a'",
+    )
+
+
+def test_parts_of_different_widths_read_alike(tmp_path: Path) -> None:
+    for name, text, number in (("a", pa.string(), pa.int8()), ("b", pa.large_string(), pa.int64())):
+        write(tmp_path / f"{name}.parquet", {"text": pa.array([name], text), "id": pa.array([7], number)})
+    write(tmp_path / "c.parquet", {"text": pa.array(["c"]).dictionary_encode(), "id": pa.nulls(1)})
+    window = read_all(tmp_path, ["text"], "id")
+    assert window.states == ["a", "b", "c"]
+    assert window.row_ids == ["7", "7", None]
+
+
+def test_a_dictionary_is_not_counted_for_each_of_its_rows(tmp_path: Path) -> None:
+    words = {
+        "large": pa.array([f"{'w' * 500_000}{n}" for n in range(100)]),  # 50 MB: more than a row may have
+        "many": pa.array(map(str, range(10**6))),
+    }
+    for name, dictionary in words.items():
+        indices = pa.array([n % 100 for n in range(64)], pa.int32())
+        path = write(tmp_path / f"{name}.parquet", {"text": pa.DictionaryArray.from_arrays(indices, dictionary)})
+        spec = JobSpec(inputs=[str(path)], questions=QUESTIONS, state=["text"])
+        (claim,) = planned_claims(spec, 1000)
+        (window,) = read_windows(claim, [], 1000)  # one: of 32 MB of texts, or of 200 bytes
+        assert (len(window.states), window.errors) == (64, [])
+
+
+def test_an_id_that_is_not_utf8_is_an_error_of_its_row_and_invents_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", "b", "c", "d"], "id": not_utf8()}), path)
+    window = read_all(path, ["text"], "id")
+    assert window.row_ids == ["good", None]
+    assert [(error.row_number, error.row_id, error.code) for error in window.errors] == [
+        (1, None, "bad_row_id"),
+        (3, None, "bad_row_id"),
+    ]
+
+
+def test_folders_of_partitions_are_columns_unless_the_file_has_them(tmp_path: Path) -> None:
+    folder = tmp_path / "day=2026-01-02" / "city=S%C3%A3o Paulo" / "lang=__HIVE_DEFAULT_PARTITION__"
+    folder.mkdir(parents=True)
+    write(folder / "a.parquet", {"text": ["a", "b"], "day": ["file", None]})
+    for inputs in (tmp_path, f"file://{tmp_path}"):
+        window = read_all(inputs, ["text", "day", "city"], "city", "lang")
+        assert window.states == [
+            {"text": "a", "day": "file", "city": "São Paulo"},
+            {"text": "b", "day": None, "city": "São Paulo"},
+        ]
+        assert (window.row_ids, window.languages) == (["São Paulo"] * 2, [None] * 2)
+    assert read_all(tmp_path, ["city"]).states == ["São Paulo"] * 2
