@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from jobs.errors import LayaBatchError, OutputError
-from jobs.locations import is_url, open_input
+from jobs.locations import is_url, open_input, open_url
 from jobs.terminal import is_utf8, printable
 
 ENDINGS = (".parquet", ".pq")

@@ -82,16 +82,18 @@ def create_job(db: Database, spec: JobSpec, options: JobOptions, plan: JobPlan) 
             sa.insert(input_files),
             [{"job_id": job_id, "number": number, **asdict(file)} for number, file in enumerate(plan.files)],
         )
-        connection.execute(
-            sa.insert(shards).values(sent_at=now, status=ShardStatus.QUEUED, job_id=job_id),
-            [
-                {"number": number, "first_row_number": shard.first_row_number, "rows": shard.rows}
-                for number, shard in enumerate(plan.shards)
-            ],
-        )
+        planned = [
+            {"number": number, "first_row_number": shard.first_row_number, "rows": shard.rows}
+            for number, shard in enumerate(plan.shards)
+        ]
+        if planned:
+            connection.execute(sa.insert(shards).values(sent_at=now, status=ShardStatus.QUEUED, job_id=job_id), planned)
         if described := list(_describe_levels(spec)):
             connection.execute(sa.insert(levels).values(job_id=job_id), described)
         _move_job(connection, job_id, JobStatus.QUEUED)
+        if not planned:  # no worker will ever end a job without rows
+            start_job(connection, job_id)
+            settle_job(connection, job_id)
     return int(job_id)
 
 

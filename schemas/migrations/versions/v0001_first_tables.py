@@ -38,7 +38,9 @@ VIEWS = {
                CAST(COALESCE(SUM(s.answers), 0) AS BIGINT) AS answers,
                CAST(COALESCE(SUM(s.unanswered), 0) AS BIGINT) AS unanswered,
                CAST(COALESCE(SUM(s.row_errors), 0) AS BIGINT) AS row_errors,
-               100.0 * COALESCE(SUM(s.answers + s.unanswered), 0) / (j.rows * j.questions) AS percent_done,
+               CASE WHEN j.rows = 0 THEN 100.0
+                    ELSE 100.0 * COALESCE(SUM(s.answers + s.unanswered), 0) / (j.rows * j.questions)
+               END AS percent_done,
                j.created_at, j.started_at, j.finished_at, j.error
         FROM jobs j
         LEFT JOIN shards s ON s.job_id = j.id

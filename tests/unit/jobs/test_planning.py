@@ -93,7 +93,7 @@ def test_row_numbers_run_on_from_file_to_file(tmp_path: Path) -> None:
             {**{f"c{i}": [1] for i in range(500)}, "txt": [1]},
             ("text",),
             None,
-            "it has 501 columns, the nearest are 'txt'",
+            "has 501 columns, the nearest are 'txt'",
         ),
     ],
 )
