@@ -100,13 +100,9 @@ def run(  # noqa: PLR0913 - one option each
             )
         else:
             job = _wake(db, settings, resume, max_row_errors)
-<<<<<<< HEAD
         warn_of_questions(job)
-        job = _run_worker(db, settings, job, server)
-=======
         if not job.is_finished:  # as a job without rows is at once
             job = _run_worker(db, settings, job, server)
->>>>>>> 7a104f8 (End a job without rows at once; document inputs; name files of other formats)
         print_summary(db, job)
         say(f"answers: {follow_up(f'results {job.id}', settings)}")
         say(f"to a file: {follow_up(f'export {job.id} answers.parquet', settings)}")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import laya
 from jobs.store.leases import RowError
-from worker.reader import Window
 from worker.routing import Part, Scorer
+from worker.states import Window
 from worker.windows import WINDOW_TOKENS, _divide_part
 
 
