@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import Celery, signals
 
+from jobs.errors import LayaBatchError
 from jobs.queue import configure_app
 from jobs.settings import Settings, load_settings
 from worker.boot import boot_child
@@ -20,6 +21,8 @@ from worker.refusals import count_refusals
 from worker.tasks import ScoreShard
 from worker.vitals import Vitals
 from worker.watch import Watch, steps_of
+
+log = logging.getLogger(__name__)
 
 
 def build_app(settings: Settings, device: str, name: str, watch: Watch) -> Celery:
@@ -33,7 +36,10 @@ def build_app(settings: Settings, device: str, name: str, watch: Watch) -> Celer
 
     def boot_session(**_: Any) -> None:
         watch.note_death()
-        ScoreShard.session = boot_child(settings, name, device, vitals)
+        try:
+            ScoreShard.session = boot_child(settings, name, device, vitals)
+        except LayaBatchError as error:  # which says enough; the parent has been told, and ends this process
+            log.error("the worker cannot boot: %s", error)  # noqa: TRY400 - words, no traceback
 
     def drain(**_: Any) -> None:
         vitals.draining.set()

@@ -130,7 +130,12 @@ def role_service(
 def test_a_worker_without_rights_blames_no_row_and_goes_on_once_it_has_them(role_service: tuple[Service, str]) -> None:
     service, admin = role_service
     role = sa.make_url(admin).database
-    service.start_worker()
+    # It may not record its start: it does not boot, and is started again.
+    execute(admin, f"REVOKE INSERT ON workers FROM {role}")
+    service.launch()
+    service.wait_for(lambda: "cannot boot: the database" in service.log)
+    execute(admin, f"GRANT INSERT ON workers TO {role}")
+    service.wait_for(service.ready_workers)
     # It may not insert: the job fails at once, in the database's words.
     execute(admin, f"REVOKE INSERT ON results FROM {role}")
     job = await_failure(service, submit(service, write(service, "no-insert")))
