@@ -50,7 +50,7 @@ def claim_whole(db: Database, settings: Settings, checkpoint: str, questions: di
     """A new job of the demo's rows as one shard, claimed by a worker that exists in the database alone; its id."""
     asked = {"questions": questions, "state": "text", "row_id": "id", "checkpoint": checkpoint}
     job = jobs.submit(DEMO / "held_out.parquet", **asked, settings=settings)
-    worker_id = workers.start_worker(db, workers.WorkerStart("bench", "host", 1, "cpu", checkpoint, "eager"))
+    worker_id = workers.start_worker(db, workers.WorkerStart("bench", "host", 1, 1, "cpu", checkpoint, "eager"))
     (shard,) = recovery.list_queued(db, job.id)
     doorbell = ShardMessage(job_id=job.id, shard_id=shard.shard_id)
     return leases.claim_shard(db, doorbell, "bench", 3600.0), worker_id

@@ -3,6 +3,7 @@
 A message names a shard and nothing else. It may be lost, repeated or late: the database decides what is done.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,11 +19,18 @@ from schemas.message import QueuedShard, ShardMessage
 
 SCORE_SHARD = "laya_batch.score_shard"
 
-SOCKET_TIMEOUT_S = 30.0  # a socket that is silent for longer is dead: without it a worker waits for ever on a cut line
+# A line that goes silent without a word. Celery waits for it twice, one after the other: for the reply to its poll, and
+# for that to a command on another connection. Both must have ended within half a minute.
+SOCKET_TIMEOUT_S = 10.0
+HEALTH_CHECK_S = 5.0  # after as many again, and a second, a poll without a reply is given up
 SEND_TIMEOUT_S = 10.0  # for what a person, or the supervisor's next look at its workers, waits for
 CONNECT_TIMEOUT_S = 5.0
 PING_TIMEOUT_S = 3.0
 LOST_WAIT_S = 1.0  # until a dead child's message is let go, and its successor gets the next
+
+READ_AT_ONCE = 1000  # messages of about a kilobyte
+# Celery's own rendering of the arguments in a message's headers: ids are found without decoding the body.
+_SHARD_ID = re.compile(rb"'shard_id': (\d+)")
 
 app = Celery("laya-batch")
 
@@ -40,6 +48,7 @@ def configure_app(settings: Settings) -> Celery:
             "socket_timeout": SOCKET_TIMEOUT_S,
             "socket_connect_timeout": CONNECT_TIMEOUT_S,
             "socket_keepalive": True,
+            "health_check_interval": HEALTH_CHECK_S,
         },
         task_default_queue=settings.queue,
         task_serializer="json",
@@ -73,9 +82,31 @@ def send_shards(settings: Settings, queued: list[QueuedShard]) -> None:
     with _broker_errors(settings), _connection() as connection, app.amqp.Producer(connection) as producer:
         for shard in queued:
             message = ShardMessage(job_id=shard.job_id, shard_id=shard.shard_id)
-            # In Redis the lowest number is served first.
-            priority = MAX_PRIORITY - shard.priority
+            priority = _served(shard.priority)
             app.send_task(SCORE_SHARD, kwargs=message.model_dump(), priority=priority, producer=producer, retry=False)
+
+
+def read_shard_ids(settings: Settings, priority: int) -> set[int]:
+    """Return the ids of the shards for which a message of this priority waits in the queue.
+
+    Messages that a worker has taken are not among them: it claims the shard at once, or has died.
+    """
+    found: set[int] = set()
+    with _broker_errors(settings), _connection() as connection, connection.channel() as channel:
+        key = channel._q_for_pri(settings.queue, _served(priority))
+        with channel.conn_or_acquire() as client:
+            start, messages = 0, [b""]
+            # From the end where messages are put in: what moves meanwhile is read twice, never missed.
+            while messages:
+                messages = client.lrange(key, start, start + READ_AT_ONCE - 1)
+                found.update(int(shard_id) for message in messages for shard_id in _SHARD_ID.findall(message))
+                start += READ_AT_ONCE
+    return found
+
+
+def _served(priority: int) -> int:
+    """A job's priority as Redis has it: the lowest number is served first."""
+    return MAX_PRIORITY - priority
 
 
 def count_messages(settings: Settings) -> int:

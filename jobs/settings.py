@@ -95,7 +95,8 @@ class Settings(BaseSettings):
         default=10, description="Seconds between searches for ended leases and lost messages."
     )
     resend_s: PositiveFloat = Field(
-        default=60, description="Seconds after which an unclaimed shard's message may be lost."
+        default=10,
+        description="Seconds after which a submitted shard's message must be in the queue, or is sent again.",
     )
     database_retry_s: PositiveFloat = Field(
         default=300,

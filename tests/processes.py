@@ -18,6 +18,15 @@ def parent_of(pid: int) -> int:
     return int(status_of(pid, "PPid") or 0)
 
 
+def descendants(pid: int) -> list[int]:
+    """Its children, theirs, and so on."""
+    parents = {int(folder.name): parent_of(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")}
+    found = [pid]
+    for ancestor in found:
+        found += [child for child, parent in parents.items() if parent == ancestor]
+    return found[1:]
+
+
 def status_of(pid: int, field: str) -> str:
     """A field of /proc/PID/status; empty when the process is gone."""
     try:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,22 +19,24 @@ from dataclasses import dataclass
 from types import FrameType
 
 from jobs.client import open_database
-from jobs.errors import DatabaseError, LayaBatchError, SettingsError
+from jobs.errors import LayaBatchError, SettingsError
 from jobs.queue import check_broker, configure_app
 from jobs.settings import Settings, environment_of, load_settings
 from jobs.store import workers
 from jobs.store.database import Database
 from worker.boot import Exit
 from worker.celery_worker import configure_logging, stop_with_parent
-from worker.devices import list_devices, pin_environment
+from worker.devices import list_devices, pin_environment, short_name
 from worker.flag import Flag
-from worker.sweep import sweep
+from worker.sweep import Sweeper
 from worker.watch import DRAIN_TIMEOUT_S
 
 log = logging.getLogger("worker")
 
 TICK_S = 0.2
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 60.0
+ONE_STOP_S = 1.0  # signals that come so soon after the first are the same stop: sent to the group, and passed on
+RECORD_S = 5.0  # in which the database is told of the last ends; when it does not answer, nobody is
 HEALTHY_AFTER_S = 120.0  # a worker that lived so long starts again with the first back-off
 
 
@@ -69,45 +72,53 @@ class DeviceWorker:
 
 
 class Supervisor:
-    """Starts, watches and stops the device workers."""
+    """Starts, watches and stops the device workers. Never waits for the database: threads do."""
 
     def __init__(self, settings: Settings, db: Database, restart: bool, only_job: int | None) -> None:
         self.settings = settings
         self.db = db
         self.restart = restart
-        self.only_job = only_job
+        self.sweeper = Sweeper(db, settings, only_job)
         self.stopping = Flag()  # no Event: a handler that sets one waits for ever when it interrupts a wait for it
-        self.database_was_away = False
+        self._stopped_at = 0.0
+        self._records: list[threading.Thread] = []
         host = socket.gethostname()
         # A name that no other worker ever has: at boot, a worker frees what its predecessor of the same name held.
-        token = secrets.token_hex(3)
         devices = list_devices()
         self.workers = [
             DeviceWorker(
-                device, f"{_short(device)}-{token}@{host}-{os.getpid()}", pin_environment(device, len(devices))
+                device,
+                f"{short_name(device)}-{secrets.token_hex(3)}@{host}-{os.getpid()}",
+                pin_environment(device, len(devices)),
             )
             for device in devices
         ]
 
     def run(self) -> int:
         """Until told to stop, or, with restarts off, until a worker ends: its exit code is returned."""
-        exit_code, next_sweep = 0, 0.0
+        threading.Thread(target=self.sweeper.run, name="sweep", daemon=True).start()
+        exit_code = 0
         while not self.stopping.is_set():
             codes = [self._watch(worker) for worker in self.workers]
             if not self.restart and any(codes):
                 exit_code = max(codes)
                 break
-            if time.monotonic() >= next_sweep:
-                next_sweep = time.monotonic() + self._sweep()
             time.sleep(TICK_S)
         self._stop_workers()
         return exit_code
 
-    def stop(self, _signal: int, _frame: FrameType | None) -> None:
-        """Signal handler: drain every worker at its next batch, then end. Called again, kill them."""
-        if self.stopping.is_set():
-            self._kill_workers()
+    def drain(self) -> None:
+        """Have every worker end at its next batch, then end."""
         self.stopping.set()
+
+    def stop(self, _signal: int, _frame: FrameType | None) -> None:
+        """Signal handler: drain. Called again a while later, kill the workers."""
+        now = time.monotonic()
+        if not self._stopped_at:
+            self._stopped_at = now
+            self.drain()
+        elif now - self._stopped_at > ONE_STOP_S:
+            self._kill_workers()
 
     def _watch(self, worker: DeviceWorker) -> int:
         """Start the worker when it is due; when it has ended, plan its restart and return a code that is not 0."""
@@ -123,7 +134,7 @@ class Supervisor:
             return 0
         _kill_group(worker.process)  # a child that outlived its parent would keep the device's memory
         reason = self._describe(code)
-        self._record_end(worker.name, reason)
+        self._record_end(worker.name, worker.process.pid, reason)
         wait_s = worker.plan_restart()
         log.error("the worker on %s ended with code %d: %s; next start in %.0f s", worker.device, code, reason, wait_s)
         return abs(code) or 1
@@ -141,21 +152,6 @@ class Supervisor:
         }
         return reasons.get(code, f"it was killed by signal {-code}" if code < 0 else f"it ended with code {code}")
 
-    def _sweep(self) -> float:
-        """Find lost shards; returns the seconds to wait before the next time."""
-        try:
-            if self.database_was_away:
-                self.db.check_schema()
-                self.database_was_away = False
-                return self.settings.lease_s  # in which every worker that lives prolongs its lease
-            sweep(self.db, self.settings, self.only_job)
-        except LayaBatchError as error:
-            self.database_was_away |= isinstance(error, DatabaseError)
-            log.warning("sweep: %s", error)
-        except Exception:  # whatever it is, it is no reason to stop the workers
-            log.exception("sweep")
-        return self.settings.sweep_s
-
     def _stop_workers(self) -> None:
         running = {worker.name: worker.process for worker in self.workers if worker.process is not None}
         for process in running.values():
@@ -169,11 +165,21 @@ class Supervisor:
             self._kill_workers()
         for name, process in running.items():
             _kill_group(process)  # a child that outlived its parent
-            self._record_end(name, None)
+            self._record_end(name, process.pid, None)
+        deadline = time.monotonic() + RECORD_S
+        for record in self._records:
+            record.join(max(0.0, deadline - time.monotonic()))
 
-    def _record_end(self, name: str, reason: str | None) -> None:
-        with suppress(DatabaseError):  # the record is for people; it may be missing
-            workers.mark_ended(self.db, name, reason)
+    def _record_end(self, name: str, pid: int, reason: str | None) -> None:
+        def record() -> None:
+            try:
+                workers.mark_ended(self.db, name, pid, reason)
+            except LayaBatchError as error:  # the record is for people; it may be missing
+                log.warning("the end of worker %s is not recorded: %s", name, error)
+
+        self._records = [thread for thread in self._records if thread.is_alive()]
+        self._records.append(threading.Thread(target=record, name="record", daemon=True))
+        self._records[-1].start()
 
     def _kill_workers(self) -> None:
         for worker in self.workers:
@@ -186,11 +192,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _short(device: str) -> str:
-    return device.removeprefix("GPU-").removeprefix("MIG-")[:8]
-
-
-def supervise(settings: Settings, restart: bool, only_job: int | None) -> int:
+def supervise(settings: Settings, arguments: argparse.Namespace) -> int:
     """Check the settings and the servers, then run the supervisor; returns the exit code."""
     if not settings.input_roots:
         raise SettingsError(
@@ -199,19 +201,23 @@ def supervise(settings: Settings, restart: bool, only_job: int | None) -> int:
     configure_app(settings)
     check_broker(settings)
     with open_database(settings) as db:
-        supervisor = Supervisor(settings, db, restart, only_job)
+        supervisor = Supervisor(settings, db, restart=not arguments.no_restart, only_job=arguments.job)
         heed_signals(supervisor.stop)
+        if arguments.exit_with_parent:
+            stop_with_parent(supervisor.drain)
         return supervisor.run()
 
 
 def heed_signals(stop: Callable[[int, FrameType | None], None]) -> None:
-    """Have SIGTERM and Ctrl-C call `stop`, but leave Ctrl-C ignored where whoever started this process says so.
+    """Have SIGTERM, Ctrl-C and SIGHUP call `stop`, but leave the last two ignored where whoever started this says so.
 
-    A script's shell does so for what it runs in the background: the Ctrl-C is then meant for another program.
+    A script's shell does so with Ctrl-C for what it runs in the background: it is then meant for another program.
+    `nohup` does so with SIGHUP.
     """
     signal.signal(signal.SIGTERM, stop)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, stop)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
 
 
 def main() -> None:
@@ -223,9 +229,7 @@ def main() -> None:
     try:
         settings = load_settings()
         configure_logging(settings.log_level)
-        if arguments.exit_with_parent:
-            stop_with_parent()
-        sys.exit(supervise(settings, restart=not arguments.no_restart, only_job=arguments.job))
+        sys.exit(supervise(settings, arguments))
     except LayaBatchError as error:
         sys.exit(f"laya-batch worker: {error}")
 

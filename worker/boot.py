@@ -32,7 +32,7 @@ def boot_child(settings: Settings, owner: str, device: str, vitals: Vitals) -> "
     try:
         db = Database(settings.resolved_database_url, settings.database_retry_s, owner)
         start = workers.WorkerStart(
-            owner, socket.gethostname(), os.getpid(), device, settings.checkpoint, settings.backend
+            owner, socket.gethostname(), os.getpid(), os.getppid(), device, settings.checkpoint, settings.backend
         )
         how_the_last_died = vitals.death or workers.last_error(db, owner)
         worker_id = workers.start_worker(db, start)

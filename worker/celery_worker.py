@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery, signals
@@ -17,7 +18,7 @@ from jobs.errors import LayaBatchError
 from jobs.queue import configure_app
 from jobs.settings import Settings, load_settings
 from worker.boot import boot_child
-from worker.refusals import count_refusals
+from worker.consumer import consumer_of
 from worker.tasks import ScoreShard
 from worker.vitals import Vitals
 from worker.watch import Watch, steps_of
@@ -29,12 +30,15 @@ def build_app(settings: Settings, device: str, name: str, watch: Watch) -> Celer
     """The queue's app with the task, and with the steps that boot, watch and drain its child."""
     app, vitals = configure_app(settings), watch.vitals
     app.register_task(ScoreShard())
-    await_warm_child, note_polls = steps_of(watch)
+    await_warm_child, watch_polls = steps_of(watch)
     app.steps["worker"].add(await_warm_child)
-    app.steps["consumer"].add(note_polls)
-    app.conf.worker_consumer = count_refusals(vitals)
+    app.steps["consumer"].add(watch_polls)
+    app.conf.worker_consumer = consumer_of(watch)
 
     def boot_session(**_: Any) -> None:
+        # A service manager signals every process of its group. The parent drains; this one ends when it is told to.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         watch.note_death()
         try:
             ScoreShard.session = boot_child(settings, name, device, vitals)
@@ -49,13 +53,13 @@ def build_app(settings: Settings, device: str, name: str, watch: Watch) -> Celer
     return app
 
 
-def stop_with_parent() -> None:
-    """Drain when the process that started this one is gone: it holds the other end of standard input."""
+def stop_with_parent(stop: Callable[[], None]) -> None:
+    """Call `stop`, in a thread, when the process that started this one is gone: it holds the other end of stdin."""
 
     def watch() -> None:
         # Not sys.stdin.read: it would hold a lock that a forked child needs to close its copy.
         os.read(sys.stdin.fileno(), 1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        stop()
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
@@ -70,7 +74,7 @@ def main() -> None:
     device, name = sys.argv[1:]
     settings = load_settings()
     configure_logging(settings.log_level)
-    stop_with_parent()
+    stop_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     watch = Watch(settings, Vitals())
     app = build_app(settings, device, name, watch)
     app.worker_main(

@@ -9,6 +9,7 @@ from jobs.errors import SettingsError
 from schemas.cpus import thread_variables
 
 CPU = "cpu"
+DRIVER_TIMEOUT_S = 120.0  # a driver that is asleep takes seconds for each GPU
 _DEVICE_LINE = re.compile(r"^(\s*)(?:GPU|MIG)\b.*\(UUID:\s*((?:GPU|MIG)-[^)]+)\)", re.MULTILINE)
 
 
@@ -31,10 +32,28 @@ def pin_environment(device: str, processes: int) -> dict[str, str]:
     return {**pinned, **thread_variables(os.environ, processes)}
 
 
+def short_name(device: str) -> str:
+    """What people call a device by: the beginning of its UUID, and the numbers of a slice that has no UUID."""
+    uuid, *slices = re.sub("^(MIG-)?(GPU-)?", "", device).split("/")
+    return "-".join([uuid[:8], *slices])
+
+
 def _ask_driver() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)  # noqa: S607
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=DRIVER_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SettingsError(
+            f"nvidia-smi does not answer within {DRIVER_TIMEOUT_S:.0f} s; mend the driver, "
+            "or set CUDA_VISIBLE_DEVICES= (empty) to use the CPU"
+        ) from error
     if listed.returncode != 0:
         reason = (listed.stdout + listed.stderr).strip().splitlines()
         raise SettingsError(
@@ -59,6 +78,7 @@ def _select(devices: list[str], visible: list[str]) -> list[str]:
     selected = []
     for part in visible:
         matching = [device for device in devices if part and device.startswith(part)]
+        matching.sort(key=lambda device: device != part)  # a slice's name may begin another's: …/1/1 and …/1/10
         if part.isdigit() and int(part) < len(devices):
             matching = [devices[int(part)]]
         if not matching:

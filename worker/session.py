@@ -4,7 +4,9 @@ Made in the child process, after the fork: the parent touches neither CUDA nor a
 """
 
 import logging
+import os
 import platform
+import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -151,11 +153,16 @@ class Session:
             self.claim = None
 
     def beat_for_ever(self) -> None:
-        """Show that the process lives, and prolong the lease of the shard in its hands; run in a daemon thread."""
-        pause = threading.Event()
+        """Show that the process lives, and prolong the lease of the shard in its hands; run in a daemon thread.
+
+        Not for ever: a process that is overdue hangs, whether or not its parent can still end it.
+        """
+        parent, pause = os.getppid(), threading.Event()
         while not pause.wait(self.settings.lease_s / HEARTBEATS_PER_LEASE):
+            if os.getppid() != parent:  # Linux has ended it by now; other systems leave it alone, with its device
+                os.kill(os.getpid(), signal.SIGKILL)
             try:
-                if (claim := self.claim) is not None:
+                if (claim := self.claim) is not None and self.vitals.overdue() is None:
                     with suppress(LeaseLostError):  # which the next write of the shard will meet, too
                         leases.renew_lease(self.db, claim, self.settings.lease_s)
                 workers.beat(self.db, self.worker_id, self.vitals.refused - self.refused_before)

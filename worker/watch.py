@@ -64,6 +64,10 @@ class Watch:
         self.note_poll()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
+    def has_warm_child(self) -> bool:
+        """Whether there is a child that may be given work."""
+        return any(process.is_alive() and self.vitals.is_warm(process.pid) for process in self._pool())
+
     def note_poll(self) -> None:
         """The broker has answered, be it that there is no message."""
         self._polled_at = time.monotonic()
@@ -171,18 +175,23 @@ def steps_of(watch: Watch) -> tuple[type[bootsteps.StartStopStep], type[bootstep
         requires = ("celery.worker.components:Pool",)
 
         def start(self, parent: Any) -> None:
+            for number in (signal.SIGINT, signal.SIGHUP):  # to Celery, a second SIGINT means kill, SIGHUP start anew
+                signal.signal(number, signal.getsignal(signal.SIGTERM))
             watch.await_warm_child(parent)
 
-    class NotePolls(bootsteps.StartStopStep):  # type: ignore[misc]
-        """Tells the watch of each answer to a poll; started anew with each connection."""
+    class WatchPolls(bootsteps.StartStopStep):  # type: ignore[misc]
+        """Tells the watch of each answer to a poll, and polls for a warm child alone; started with each connection."""
 
         requires = ("celery.worker.consumer.tasks:Tasks",)
 
         def start(self, consumer: Any) -> None:
-            handlers = consumer.task_consumer.channel.handlers
-            handlers["BRPOP"] = _noting(handlers["BRPOP"], watch.note_poll)
+            channel = consumer.task_consumer.channel
+            channel.handlers["BRPOP"] = _noting(channel.handlers["BRPOP"], watch.note_poll)
+            can_consume = channel.qos.can_consume
+            # A poll that was sent before the child died must be read: its reply may be a message, to be given back.
+            channel.qos.can_consume = lambda: (watch.has_warm_child() or bool(channel._in_poll)) and can_consume()
 
-    return AwaitWarmChild, NotePolls
+    return AwaitWarmChild, WatchPolls
 
 
 def _noting(read: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:

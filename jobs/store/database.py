@@ -64,8 +64,8 @@ class seconds_from_now(FunctionElement[Any]):  # noqa: N801 - reads as the SQL f
     type = UtcTime()
     inherit_cache = True
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        super().__init__(sa.literal(seconds, sa.Float))
+    def __init__(self, seconds: "float | sa.ColumnElement[float]" = 0.0) -> None:
+        super().__init__(seconds if isinstance(seconds, sa.ColumnElement) else sa.literal(seconds, sa.Float))
 
 
 @compiles(seconds_from_now, "postgresql")

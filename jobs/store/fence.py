@@ -10,12 +10,12 @@ from jobs.store.lifecycle import cancel_waiting_shards, lock_job
 from schemas.job import Claim, JobStatus, Lease, ShardStatus
 from schemas.tables import jobs, shards
 
-JOB_IS_OPEN = sa.exists().where(
-    jobs.c.id == shards.c.job_id,
+OPEN_JOBS = sa.and_(
     jobs.c.status.in_([JobStatus.QUEUED, JobStatus.RUNNING]),
     jobs.c.cancel_requested_at.is_(None),
     jobs.c.error.is_(None),
 )
+JOB_IS_OPEN = sa.exists().where(jobs.c.id == shards.c.job_id, OPEN_JOBS)
 
 
 def hold(connection: sa.Connection, claim: Claim, lease_s: float, **values: Any) -> None:

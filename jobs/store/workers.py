@@ -18,6 +18,7 @@ class WorkerStart:
     name: str
     host: str
     pid: int
+    parent_pid: int
     device: str
     checkpoint: str
     backend_asked: str
@@ -89,12 +90,13 @@ def mark_failed(db: Database, worker_id: int, error: str) -> None:
 
 
 @replayed
-def mark_ended(db: Database, name: str, reason: str | None) -> None:
+def mark_ended(db: Database, name: str, parent_pid: int, reason: str | None) -> None:
     """The worker's process has ended: whoever started it says so, since a killed one cannot.
 
-    `reason`: why, if it was not told to. A worker that ended before it was ready has failed.
+    Its successor of the same name, which may have begun by now, has another parent. `reason`: why it ended, if it was
+    not told to. A worker that ended before it was ready has failed.
     """
-    alive = workers.c.name == name, workers.c.status.in_(["starting", "ready"])
+    alive = workers.c.name == name, workers.c.parent_pid == parent_pid, workers.c.status.in_(["starting", "ready"])
     failed = sa.and_(workers.c.status == "starting", sa.literal(reason is not None))
     status = sa.case((failed, "failed"), else_="stopped")
     with db.write() as connection:

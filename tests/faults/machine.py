@@ -19,6 +19,7 @@ from jobs.store import leases, lifecycle, recovery, suspects, workers
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.leases import BatchRecord, RowError
 from jobs.store.lifecycle import JobOptions
+from jobs.store.recovery import EndedLeases
 from schemas.job import Claim, JobSpec, JobStatus, ShardStatus, TransitionError
 from schemas.message import ShardMessage
 from schemas.tables import jobs, results, row_errors, shards
@@ -39,7 +40,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.db = type(self).open_database()
-        worker = workers.WorkerStart("w", "h", 1, "cpu", "english", "auto")
+        worker = workers.WorkerStart("w", "h", 1, 1, "cpu", "english", "auto")
         self.worker_id = workers.start_worker(self.db, worker)
         self.jobs: dict[int, ModelJob] = {}
         self.shards: dict[int, tuple[ModelJob, ModelShard]] = {}
@@ -201,7 +202,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        queued = recovery.expire_leases(self.db, MAX_ATTEMPTS)
+        queued = recovery.expire_leases(self.db, EndedLeases(recovery.read_clock(self.db)), MAX_ATTEMPTS)
         waiting = []
         for shard_id, (job, shard) in self.shards.items():
             if shard.status == ShardStatus.RUNNING and shard.lease_ended and job.die(shard):

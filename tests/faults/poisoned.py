@@ -22,6 +22,7 @@ WORDS = {
     "kill": "☠☠",
     "crash": "⚡⚡",
     "hang": "⏳⏳",
+    "wait": "⏰⏰",
     "swell": "🐘🐘",
     "exhaust": "💥💥",
     "fail": "✖✖",

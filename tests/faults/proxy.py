@@ -81,6 +81,38 @@ class CommitProxy:
             return strikes
 
 
+class SilentProxy(CommitProxy):
+    """Passes everything on, until the lines that there are fall silent: open, but nothing comes through any more.
+
+    As when a firewall forgets them. New ones are well.
+    """
+
+    def __init__(self, server_port: int) -> None:
+        super().__init__(server_port)
+        self._lines = 0
+        self._silent = 0  # the last that is
+
+    def silence(self) -> None:
+        self._silent = self._lines
+
+    def _serve(self, client: socket.socket) -> None:
+        with self._lock:
+            self._lines += 1
+            number = self._lines
+        with client, suppress(OSError), socket.create_connection(("127.0.0.1", self.server_port)) as server:
+            replies = threading.Thread(target=self._pass_unless_silent, args=(server, client, number), daemon=True)
+            replies.start()
+            self._pass_unless_silent(client, server, number)
+            replies.join()
+
+    def _pass_unless_silent(self, source: socket.socket, target: socket.socket, number: int) -> None:
+        with suppress(OSError):
+            while data := source.recv(CHUNK_BYTES):
+                if number > self._silent:
+                    target.sendall(data)
+        _shut(target)
+
+
 def _pass(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
         while data := source.recv(CHUNK_BYTES):

@@ -3,17 +3,21 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 import jobs
+from tests.faults.proxy import SilentProxy
 from tests.faults.report import FaultReport
-from tests.faults.scenes import Scene, costs, submit_file, timed
+from tests.faults.scenes import QUICK, Scene, costs, start_workers, submit_file, timed
 from tests.faults.servers import PrivateRedis
-from tests.integration.service import make_texts, write_tickets
+from tests.integration.service import make_texts, serve, write_tickets
 
 WITHIN_S = 60.0  # of the fault's end, workers go on by themselves
 FAULT_S = 3.0
+NOTICED_S = 32.0
 
 
 @contextmanager
@@ -96,3 +100,21 @@ def test_a_submit_leaves_nothing_or_a_job_and_may_be_repeated_during(
     assert submit_file(postgres_scene.service, path, idempotency_key=name).id == job.id
     count = postgres_scene.finish(job)
     report.record(f"{name}, during a submit", times=1, **costs(count), recover_s=time.monotonic() - ended_at)
+
+
+def test_a_line_that_falls_silent_is_noticed_within_half_a_minute(
+    private_redis: PrivateRedis, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    """The poll of an idle worker on it may be answered with a message, which is lost: a sweep sends it again."""
+    url = f"sqlite:///{tmp_path / 'test.db'}"
+    quick = {**QUICK, "checkpoint": str(tiny_checkpoint)}
+    with SilentProxy(private_redis.port) as proxy, serve(url, private_redis.url, tmp_path, **quick) as service:
+        scene = Scene(service, private_redis, [])
+        line = private_redis.url.replace(str(private_redis.port), str(proxy.port))
+        scene.supervisors = start_workers(service, 1, broker_url=SecretStr(line))
+        scene.finish(scene.submit(10))
+        child = scene.child_of(scene.supervisors[0])
+        proxy.silence()
+        job = scene.submit(10)
+        assert scene.await_answers(job) < NOTICED_S
+        assert scene.child_of(scene.supervisors[0]) == child  # no model was loaded again

@@ -18,7 +18,7 @@ from jobs.queue import count_messages
 from jobs.store import leases, lifecycle, recovery
 from jobs.store.database import LOCK_TIMEOUT_S, Database
 from jobs.store.leases import RowError
-from jobs.store.recovery import LEFT_OPEN_S
+from jobs.store.recovery import LEFT_OPEN_S, EndedLeases
 from schemas.job import Claim, JobStatus
 from schemas.tables import shards
 from tests.faults.disks import fill, small_disk
@@ -226,7 +226,7 @@ def test_the_locks_of_a_frozen_worker_fall_with_its_lease(postgres_url: str, mon
         with pytest.raises(jobs.DatabaseError), frozen.write() as connection:
             connection.execute(sa.update(shards).values(last_error="half done"))
             time.sleep(LEFT_OPEN_S + 0.2)
-            queued = recovery.expire_leases(sweeper, 3)
+            queued = recovery.expire_leases(sweeper, EndedLeases(recovery.read_clock(sweeper)), 3)
             waited_s = time.monotonic() - started
         assert [lost.shard_id for lost in queued] == [claimed.shard_id]
         assert waited_s < 100

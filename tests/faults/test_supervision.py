@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from jobs.settings import environment_of
-from schemas.tables import shards, workers
+from schemas.tables import batches, shards, workers
 from tests.faults.report import FaultReport
 from tests.faults.scenes import QUICK, Scene, costs, start_workers
 from tests.faults.servers import PrivateRedis
@@ -94,6 +94,26 @@ def test_a_worker_whose_engine_cannot_be_loaded_says_why(service: Service, monke
     service.launch()
     service.wait_for(lambda: len(starts(service, "failed", "ImportError: libcuda.so.1: cannot open")) >= 2)
     assert "starting a worker" in service.log
+
+
+def test_a_worker_whose_process_boots_again_takes_no_message_beside_an_idle_one(service: Service, gate: Gate) -> None:
+    gate.open()
+    booting, idle = start_workers(service, 2)
+    scene = Scene(service, None, [booting, idle])  # type: ignore[arg-type]
+    gate.close()
+    before = scene.child_of(booting)
+    kill(before)
+    for _ in range(8):  # the first of them while the poll that was sent before the death may still be under way
+        scene.finish(scene.submit(10))
+    owners = service.query(sa.select(workers.c.name).join(batches, batches.c.worker_id == workers.c.id).distinct())
+    (owner,) = [row.name for row in owners]
+    assert owner.endswith(f"-{idle.pid}")
+    gate.open()
+    scene.await_child(booting, but_not=before)
+    kill(scene.child_of(idle))  # and then it takes them again
+    gate.close()
+    scene.finish(scene.submit(10))
+    gate.open()
 
 
 @pytest.mark.faults

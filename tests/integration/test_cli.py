@@ -143,7 +143,7 @@ def test_run_leaves_a_services_servers_and_other_jobs_alone(
     monkeypatch.setenv("LAYA_BATCH_BROKER_URL", "redis://127.0.0.1:1/0")
     assert "job 2 succeeded" in cli(*run_arguments(tiny_checkpoint)).stdout
     assert reports.get_job(db, 1).status is JobStatus.QUEUED
-    assert recovery.count_queued(db) == 1
+    assert len(recovery.list_queued(db, 1)) == 1
     db.close()
 
 

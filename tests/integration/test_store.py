@@ -1,6 +1,7 @@
 """Every promise of the store that needs no worker: on SQLite, PostgreSQL, and PostgreSQL behind PgBouncer."""
 
 import threading
+import time
 import traceback
 import uuid
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from jobs.store import leases, lifecycle, recovery, reports, suspects, workers
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.leases import BatchRecord, RowError
 from jobs.store.lifecycle import JobOptions
+from jobs.store.recovery import EndedLeases, Unclaimed
 from jobs.submission import build_spec
 from schemas.job import Claim, JobSpec, JobStatus, TransitionError
 from schemas.message import ShardMessage
@@ -73,7 +75,7 @@ def must_claim(db: Database, job_id: int, number: int = 0, lease_s: float = LEAS
 
 
 def record(db: Database) -> BatchRecord:
-    worker_id = workers.start_worker(db, workers.WorkerStart("w", "h", 1, "cpu", "english", "auto"))
+    worker_id = workers.start_worker(db, workers.WorkerStart("w", "h", 1, 1, "cpu", "english", "auto"))
     return BatchRecord(worker_id, "eager", None, "cpu", "float32", 32, 5, 100, 160, 1.0, 2.0, 3.0, 4.0)
 
 
@@ -175,7 +177,9 @@ def writes_of(db: Database, claimed: Claim) -> list[Callable[[], object]]:
 def test_a_worker_that_lost_its_lease_changes_nothing(db: Database) -> None:
     job_id = make_job(db, 1)
     stale = must_claim(db, job_id, lease_s=-1)
-    assert [lost.shard_id for lost in recovery.expire_leases(db, 3)] == [stale.shard_id]
+    assert [lost.shard_id for lost in recovery.expire_leases(db, EndedLeases(recovery.read_clock(db)), 3)] == [
+        stale.shard_id
+    ]
     fresh = must_claim(db, job_id)
     for write in writes_of(db, stale):
         with pytest.raises(LeaseLostError):
@@ -424,7 +428,8 @@ def test_sweeps_cancels_and_failures_at_once_neither_deadlock_nor_send_twice(db:
     with db.write() as connection:
         connection.execute(sa.update(shards).values(sent_at=seconds_from_now(-3600)))
     with ThreadPoolExecutor(6) as threads:
-        sweeps = [threads.submit(recovery.take_unsent, db, 60, 1000) for _ in range(4)]
+        waiting = [queued for job_id in job_ids for queued in recovery.list_queued(db, job_id)]
+        sweeps = [threads.submit(recovery.take_unclaimed, db, Unclaimed(0, 60), waiting) for _ in range(4)]
         cancels = [threads.submit(lifecycle.request_cancel, db, job_id) for job_id in job_ids]
         sent = [one.shard_id for sweep in sweeps for one in sweep.result()]
         for cancelled in cancels:
@@ -442,16 +447,43 @@ def test_a_dead_workers_shards_are_found_at_once_by_its_successor(db: Database) 
     assert claim(db, job_id, 1) is None
 
 
-def test_a_waiting_shard_is_sent_again_once_in_a_while(db: Database) -> None:
+def unclaimed(db: Database, resend_s: float, priority: int = 5) -> list[int]:
+    return [queued.shard_id for queued in recovery.stream_unclaimed(db, Unclaimed(0, resend_s), priority)]
+
+
+def test_a_new_shard_may_take_a_while_to_be_sent_and_an_attempted_one_may_not(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "SEND_SHARD_S", 1000.0)
+    job_id = make_job(db, 3)
+    first, second, third = shard_ids(db, job_id)
+    leases.fail_shard(db, must_claim(db, job_id, 1), "out of luck", 3)
+    assert recovery.list_priorities(db) == [5]
+    assert unclaimed(db, resend_s=60) == [second]
+    assert unclaimed(db, resend_s=0) == [first, second]  # the third has its time, in which the others are sent
+    monkeypatch.setattr(recovery, "SEND_SHARD_S", 0.0)
+    assert unclaimed(db, resend_s=0) == [first, second, third]
+    assert unclaimed(db, resend_s=0, priority=4) == []
+
+
+def test_of_two_sweeps_one_sends_a_shard(db: Database) -> None:
     job_id = make_job(db, 3)
     must_claim(db, job_id, 1)
-    assert recovery.count_queued(db) == 2
-    assert recovery.take_unsent(db, 60, 100) == []
-    sent = recovery.take_unsent(db, 0, 100)
-    assert [(one.job_id, one.shard_id, one.priority) for one in sent] == [
-        (job_id, shard_id, 5) for shard_id in (shard_ids(db, job_id)[0], shard_ids(db, job_id)[2])
-    ]
-    assert recovery.take_unsent(db, 60, 100) == []
+    time.sleep(2 * recovery.SEND_SHARD_S)
+    lost = recovery.list_queued(db, job_id)
+    assert len(lost) == 2
+    began = time.monotonic()
+    assert recovery.take_unclaimed(db, Unclaimed(0, 0), lost) == lost
+    assert recovery.take_unclaimed(db, Unclaimed(time.monotonic() - began + 0.1, 0), lost) == []
+
+
+def test_a_lease_taken_before_the_clock_was_set_back_ends_as_one_taken_now(db: Database) -> None:
+    claimed = must_claim(db, make_job(db, 1), lease_s=3600)
+    recovery.shorten_leases(db, 60)
+    now = recovery.read_clock(db)
+    with db.read() as connection:
+        expires_at = connection.scalar(sa.select(shards.c.lease_expires_at).where(shards.c.id == claimed.shard_id))
+    assert 50 < (expires_at - now).total_seconds() <= 60
 
 
 NOUL = {"type": "noul", "instructions": "x"}

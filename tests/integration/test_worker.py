@@ -273,6 +273,37 @@ def test_pickled_and_strange_messages_are_refused_and_the_worker_lives_on(warm_s
     assert "Refusing to deserialize" in warm_service.log or "ContentDisallowed" in warm_service.log
 
 
+def test_what_a_message_says_of_times_and_other_tasks_is_not_done(warm_service: Service) -> None:
+    service, queue = warm_service, warm_service.settings.queue
+    path = write_tickets(service.folder / "headers" / "a.parquet", make_texts(600))
+    (child,) = [row.pid for row in service.query(sa.select(workers.c.pid).where(workers.c.status == "ready"))]
+    with redis.Redis.from_url(service.settings.require_broker_url()) as client, service.holding_messages():
+        job = submit(service, path, priority=9)
+        waiting = [dict(json.loads(message)) for message in client.lrange(queue, 0, -1)]
+        client.delete(queue)
+        assert waiting
+        for envelope, header in zip(
+            waiting * 5,
+            [
+                *({"timelimit": [0.01, 0.005]}, {"eta": "2999-01-01T00:00:00+00:00"}, {"eta": "when I say so"}),
+                *({"expires": "2000-01-01T00:00:00+00:00"}, {"retries": "many", "group": ["g"], "stamps": [1]}),
+                *({"id": ["no", "text"]}, {"task": ["no", "text"]}),
+            ],
+            strict=False,
+        ):
+            client.lpush(queue, json.dumps({**envelope, "headers": {**envelope["headers"], **header}}))
+        body = base64.b64encode(json.dumps([[], {"job_id": 1, "shard_id": 1}, {"callbacks": [{"task": "x"}]}]).encode())
+        client.lpush(queue, json.dumps({**waiting[0], "body": body.decode()}))
+        for envelope in waiting:
+            client.lpush(
+                queue, json.dumps({**envelope, "headers": {**envelope["headers"], "timelimit": [0.01, 0.005]}})
+            )
+    assert wait(service, job).answers == 1800
+    service.wait_for(lambda: count_messages(service.settings) == 0)
+    assert [row.pid for row in service.query(sa.select(workers.c.pid).where(workers.c.status == "ready"))] == [child]
+    assert max(row.attempt for row in service.query(sa.select(shards.c.attempt).where(shards.c.job_id == job.id))) == 1
+
+
 def test_a_message_that_kills_celery_itself_costs_one_restart(service: Service) -> None:
     service.start_worker()
     with redis.Redis.from_url(service.settings.require_broker_url()) as client:

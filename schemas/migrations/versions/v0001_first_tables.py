@@ -153,6 +153,7 @@ def upgrade() -> None:
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("host", sa.Text(), nullable=False),
         sa.Column("pid", sa.Integer(), nullable=False),
+        sa.Column("parent_pid", sa.Integer(), nullable=False),
         sa.Column("device", sa.Text(), nullable=False),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("checkpoint", sa.Text(), nullable=False),

@@ -77,6 +77,10 @@ def hang(_):
     ctypes.PyDLL(None).sleep(3600)  # in C, and with Python's lock held: no other thread of this process runs
 
 
+def wait(_):
+    time.sleep(3600)  # as for a device that never answers: the other threads of this process run on
+
+
 def swell(_):
     held = []
     while True:
@@ -102,6 +106,7 @@ DEEDS = {
     "kill": kill,
     "crash": crash,
     "hang": hang,
+    "wait": wait,
     "swell": swell,
     "exhaust": exhaust,
     "fail": fail,

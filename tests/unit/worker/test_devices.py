@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import SettingsError
-from worker.devices import list_devices, parse_devices, pin_environment
+from worker.devices import list_devices, parse_devices, pin_environment, short_name
 
 TWO_GPUS = """GPU 0: NVIDIA H200 (UUID: GPU-11111111-aaaa-bbbb-cccc-000000000000)
 GPU 1: NVIDIA H200 (UUID: GPU-22222222-aaaa-bbbb-cccc-000000000000)
@@ -13,6 +13,12 @@ SLICED = """GPU 0: NVIDIA H100 (UUID: GPU-11111111-aaaa-bbbb-cccc-000000000000)
   MIG 3g.40gb     Device  0: (UUID: MIG-aaaaaaaa-1111-5555-9999-000000000000)
   MIG 3g.40gb     Device  1: (UUID: MIG-bbbbbbbb-1111-5555-9999-000000000000)
 GPU 1: NVIDIA H100 (UUID: GPU-22222222-aaaa-bbbb-cccc-000000000000)
+"""
+SLICED_BEFORE = """GPU 0: NVIDIA A100 (UUID: GPU-11111111-aaaa-bbbb-cccc-000000000000)
+  MIG 3g.20gb     Device  0: (UUID: MIG-GPU-11111111-aaaa-bbbb-cccc-000000000000/1/0)
+  MIG 3g.20gb     Device  1: (UUID: MIG-GPU-11111111-aaaa-bbbb-cccc-000000000000/2/0)
+  MIG 1g.5gb      Device  2: (UUID: MIG-GPU-11111111-aaaa-bbbb-cccc-000000000000/20/0)
+GPU 1: NVIDIA A100 (UUID: GPU-22222222-aaaa-bbbb-cccc-000000000000)
 """
 
 
@@ -31,6 +37,22 @@ def test_a_gpu_is_named_by_its_uuid_and_a_sliced_one_by_its_slices() -> None:
     assert [device[:12] for device in parse_devices(TWO_GPUS)] == ["GPU-11111111", "GPU-22222222"]
     assert [device[:12] for device in parse_devices(SLICED)] == ["MIG-aaaaaaaa", "MIG-bbbbbbbb", "GPU-22222222"]
     assert parse_devices("No devices found.\n") == []
+
+
+def test_each_device_has_a_name_of_its_own() -> None:
+    assert [short_name(device) for device in ["cpu", *parse_devices(TWO_GPUS)]] == ["cpu", "11111111", "22222222"]
+    assert [short_name(device) for device in parse_devices(SLICED)] == ["aaaaaaaa", "bbbbbbbb", "22222222"]
+    assert [short_name(device) for device in parse_devices(SLICED_BEFORE)] == [
+        *("11111111-1-0", "11111111-2-0", "11111111-20-0", "22222222")
+    ]
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_driver_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 100\n")
+    monkeypatch.setattr("worker.devices.DRIVER_TIMEOUT_S", 0.5)
+    with pytest.raises(SettingsError, match="nvidia-smi does not answer"):
+        list_devices()
 
 
 @pytest.mark.usefixtures("driver")
