@@ -2,8 +2,9 @@
 
     PYTHONPATH=.cache/peer python peer_loads.py REQUEST ANSWERS
 
-REQUEST has states, questions, and loads: {name: {"checkpoint": folder, "options": of laya.load, "environment": …}}.
-ANSWERS has for each load its replies, or the names of its error's classes, and whether it warned.
+REQUEST has states, questions, and loads: {name: {"checkpoint": folder, "options": of laya.load, "environment": …}};
+each load may have states and questions of its own. ANSWERS has for each load its replies, or the names of its error's
+classes, and whether it warned.
 """
 
 import json
@@ -24,7 +25,8 @@ def main(request_file: str, answers_file: str) -> None:
             warnings.simplefilter("always")
             try:
                 agent = laya.load(load["checkpoint"], device="cpu", **load["options"])
-                found[name] = {"replies": agent.predict_batch(request["states"], request["questions"])}
+                asked = request | load
+                found[name] = {"replies": agent.predict_batch(asked["states"], asked["questions"])}
             except Exception as error:  # noqa: BLE001 - any class: it is what is asked about
                 found[name] = {"error": [kind.__name__ for kind in type(error).__mro__], "said": str(error)}
         found[name]["warned"] = any(issubclass(w.category, UserWarning | RuntimeWarning) for w in caught)

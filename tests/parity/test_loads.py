@@ -5,6 +5,7 @@ Each case changes one thing. The package runs once, in a process of its own, ove
 
 import hashlib
 import json
+import random
 import shutil
 import warnings
 from collections.abc import Callable
@@ -125,6 +126,20 @@ SAME: dict[str, Case] = {
         options={"expected_sha256": {}}, environment={"LAYA_SHA256_DIGESTS": '{"model.safetensors": "00"}'}
     ),
 }
+
+
+def combine(names: list[str]) -> Case:
+    """Return one case with the changed keys of several."""
+    changes: dict[str, dict[str, Any] | None] = {}
+    for name in names:
+        for file, keys in SAME[name].changes.items():
+            changes[file] = (changes.get(file) or {}) | (keys or {})
+    return Case(changes)
+
+
+KEYED = [name for name, case in SAME.items() if case.changes and None not in case.changes.values()]
+PICKS = [random.Random(seed).sample(KEYED, 3) for seed in range(24)]
+SAME |= {" + ".join(names): combine(names) for names in PICKS}
 # The package answers, without a warning; we answer the same and warn.
 WARNED: dict[str, Case] = {
     "max_len beyond the positions": encoder_key("max_position_embeddings", 100),
@@ -166,6 +181,31 @@ REFUSED_HERE: dict[str, tuple[Case, str]] = {
     "a key of a calibration that is not known": (calibrated(lang_temperatures={}), "unknown key 'lang_temperatures'"),
     "two mask tokens": (Case({SPECIAL_MAP: {**SPECIAL, "mask_token": "[UNK]"}}), "which one was meant is not known"),
 }
+HOLDS = {"holds": QUESTIONS["holds"]}
+# States and questions that neither takes, and the class that both errors have.
+CALLS: dict[str, tuple[Any, Any, type[Exception]]] = {
+    "text for states": ("hello", HOLDS, TypeError),
+    "an object for states": ({"a": 1}, HOLDS, TypeError),
+    "nothing for states": (None, HOLDS, TypeError),
+    "a number for states": (5, HOLDS, TypeError),
+    "a state that is null": (["a", None], HOLDS, TypeError),
+    "nothing for questions": (["a"], None, TypeError),
+    "a list for questions": (["a"], [QUESTIONS["holds"]], TypeError),
+    "a question that is null": (["a"], {"q": None}, ValueError),
+    "an unknown type": (["a"], {"q": {"type": "essay", "instructions": "i"}}, ValueError),
+    "no instructions": (["a"], {"q": {"type": "noul"}}, ValueError),
+    "no criteria": (["a"], {"q": {"type": "choice", "instructions": "i"}}, ValueError),
+    "no options": (["a"], {"q": {"type": "choice", "instructions": "i", "criteria": {}}}, ValueError),
+    "the same label twice": (["a"], {"q": {"type": "choice", "instructions": "i", "criteria": ["a", "a"]}}, ValueError),
+    "a label that is a list": (["a"], {"q": {"type": "choice", "instructions": "i", "criteria": [["a"]]}}, ValueError),
+    "a level that is null": (["a"], {"q": {"type": "score", "instructions": "i", "criteria": [None]}}, ValueError),
+    "a side of a noul": (["a"], {"q": {"type": "noul", "instructions": "i", "criteria": {"yes": "y"}}}, ValueError),
+    "options that do not fit": (
+        ["a"],
+        {"q": {**QUESTIONS["topic"], "criteria": [f"t{i}" for i in range(300)]}},
+        ValueError,
+    ),
+}
 ALL = {**SAME, **WARNED} | {name: case for name, (case, _) in (REFUSED | REFUSED_HERE).items()}
 
 Found = dict[str, Any]
@@ -201,7 +241,11 @@ def write_case(plain: Path, folder: Path, case: Case) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def peer_found(cases: dict[str, dict[str, Any]], ask_peer: Callable[..., Found]) -> Found:
-    return ask_peer("peer_loads.py", {"loads": cases, "states": STATES, "questions": QUESTIONS})
+    calls = {
+        name: cases["as it is"] | {"states": states, "questions": questions}
+        for name, (states, questions, _) in CALLS.items()
+    }
+    return ask_peer("peer_loads.py", {"loads": cases | calls, "states": STATES, "questions": QUESTIONS})
 
 
 @pytest.fixture
@@ -261,3 +305,13 @@ def test_what_the_engine_does_not_follow_is_refused(name: str, peer_found: Found
     with pytest.raises(laya.LayaError) as error:
         ours(name)
     assert REFUSED_HERE[name][1] in str(error.value)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_neither_answers_is_an_error_of_the_same_class(
+    name: str, peer_found: Found, cases: dict[str, dict[str, Any]]
+) -> None:
+    states, questions, kind = CALLS[name]
+    assert kind.__name__ in peer_found[name]["error"]
+    with pytest.raises(kind):
+        laya.load(cases["as it is"]["checkpoint"], device="cpu").predict_batch(states, questions)
