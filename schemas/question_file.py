@@ -87,9 +87,17 @@ class _Pairs(list[tuple[str, Any]]):
 def _read_json(text: str) -> Any:
     try:
         tree = json.loads(text, parse_int=_integer, parse_float=_WrittenFloat, object_pairs_hook=_Pairs)
-        return _as_dicts(tree, "")
+        read = _as_dicts(tree, "")
     except RecursionError as error:
         raise json.JSONDecodeError(f"nested more than {MAX_DEPTH} levels deep", text, 0) from error
+    for question in read.values() if isinstance(read, dict) else ():
+        if (
+            isinstance(question, dict)
+            and question.get("type") == "choice"
+            and isinstance(question.get("criteria"), list)
+        ):
+            question["criteria"] = [str(x).lower() if isinstance(x, bool) else x for x in question["criteria"]]
+    return read
 
 
 def _integer(written: str) -> int | str:

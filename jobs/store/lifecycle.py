@@ -19,7 +19,7 @@ from schemas.job import (
     check_transition,
     states_before,
 )
-from schemas.question_text import json_line
+from schemas.question_text import json_line, word_questions
 from schemas.tables import input_files, jobs, levels, row_errors, shards
 
 NO_SUSPECTS = {"suspect_first_row": None, "suspect_last_row": None, "suspect_attempt": None, "suspect_deaths": 0}
@@ -47,9 +47,13 @@ def find_by_key(db: Database, key: str, spec: JobSpec) -> int | None:
         return None
     before, now = JobSpec.model_validate(found.spec), spec
     answering = JobSpec.model_fields.keys() - {"max_row_errors"}  # a retry may have raised that
-    if differing := sorted(field for field in answering if getattr(before, field) != getattr(now, field)):
+    differing = {field for field in answering if getattr(before, field) != getattr(now, field)}
+    # Two dicts of other order are equal, but the model reads options, and an object's keys, in their order.
+    if set(word_questions(before.questions)) != set(word_questions(now.questions)):
+        differing.add("questions")
+    if differing:
         raise IdempotencyError(
-            f"idempotency key {key!r} already made job {found.id}, which differs in {', '.join(differing)}; "
+            f"idempotency key {key!r} already made job {found.id}, which differs in {', '.join(sorted(differing))}; "
             "use another key for another job"
         )
     return int(found.id)

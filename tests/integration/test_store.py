@@ -517,6 +517,17 @@ def test_the_same_questions_under_the_same_key_are_the_same_job(db: Database, tm
     assert reports.get_job(db, job_id).spec == ask()
 
 
+def test_options_in_another_order_are_another_question(db: Database) -> None:
+    def ask(*labels: str) -> JobSpec:
+        choice = {"type": "choice", "instructions": "x", "criteria": dict.fromkeys(labels, "what it is")}
+        asked = {"inputs": ["/a"], "state": "text", "questions": {"q": choice}, "checkpoint": "english"}
+        return build_spec(**asked, engine_options=EngineOptions())
+
+    lifecycle.create_job(db, ask("a", "b"), JobOptions("job", 5, "k"), even_plan(1, ROWS))
+    with pytest.raises(IdempotencyError, match="which differs in questions"):
+        lifecycle.find_by_key(db, "k", ask("b", "a"))
+
+
 def test_an_idempotency_key_is_one_job(db: Database) -> None:
     job_id = make_job(db, key="k")
     spec = reports.get_job(db, job_id).spec

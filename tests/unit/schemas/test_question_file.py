@@ -105,8 +105,14 @@ def test_json_is_read_as_json(tmp_path: Path) -> None:
 
 
 def test_numbers_as_labels_in_json_are_written_as_typed(tmp_path: Path) -> None:
-    path = write(tmp_path, '{"q": {"type": "choice", "instructions": [1.10], "criteria": [1.10, 1e3, 2]}}', "q.json")
-    assert read_questions(path)["q"] == {"type": "choice", "instructions": [1.1], "criteria": ["1.10", "1e3", "2"]}
+    path = write(
+        tmp_path, '{"q": {"type": "choice", "instructions": [1.10], "criteria": [1.10, 1e3, 2, true]}}', "q.json"
+    )
+    assert read_questions(path)["q"] == {
+        "type": "choice",
+        "instructions": [1.1],
+        "criteria": ["1.10", "1e3", "2", "true"],
+    }
 
 
 def test_a_yaml_mapping_in_braces_is_no_json(tmp_path: Path) -> None:
