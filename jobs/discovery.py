@@ -12,7 +12,7 @@ from fsspec.utils import glob_translate
 from pyarrow import fs
 
 from jobs.errors import InputError, UnreadableInputError
-from jobs.locations import Roots, check_root, is_url, locate, open_input, short_error
+from jobs.locations import Roots, check_root, check_url, is_url, locate, open_input, short_error
 from jobs.settings import without_password
 from jobs.terminal import is_utf8, printable
 from schemas.job import InputFile
@@ -136,7 +136,7 @@ def _find_local(name: str) -> list[InputFile]:
 
 def _find_remote(name: str, roots: Roots) -> list[InputFile]:
     """Return a URL's file, folder or glob. The names found keep the URL's scheme, host and options."""
-    parts = urlsplit(name)
+    parts = check_url(name)
     fixed = parts.path
     if is_glob := any(character in parts.path for character in _GLOB_CHARACTERS):
         fixed = os.path.dirname(parts.path[: min(parts.path.find(c) for c in _GLOB_CHARACTERS if c in parts.path)])  # noqa: PTH120

@@ -58,5 +58,6 @@ def _errors_of(session: Session, claim: Claim, found: Suspects) -> list[RowError
     questions = [WHOLE_ROW] if len(unanswered) == len(claim.spec.questions) else unanswered
     message = f"{found.deaths} processes died of scoring this row alone, the last: {found.reason}"
     log.error("job %d row %d is set aside: %s", claim.job_id, found.first_row, message)
-    row_id = read_row_id(alone, session.settings.input_roots)
+    with session.within("prepare"):
+        row_id = read_row_id(alone, session.settings.input_roots)
     return [RowError(found.first_row, question, row_id, "killed_worker", message) for question in questions]

@@ -50,7 +50,7 @@ def prepare_windows(session: Session, claim: Claim, scorers: dict[str, Scorer]) 
             window = next(windows, None)
         if window is None:
             return
-        with watch.time("route"):
+        with session.within("prepare"), watch.time("route"):
             parts = divide_window(window, scorers, claim.spec)
         for part in parts:
             for piece in _divide_part(part):
