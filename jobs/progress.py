@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import pyarrow as pa
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.text import Text
 
 from jobs.display import format_span, format_time
@@ -23,14 +24,22 @@ NO_WORKER_EVERY_S = 300.0  # how often it is said again
 CHECK_WORKERS_EVERY_S = 10.0
 
 
-class _RowsPerSecond(ProgressColumn):
+class _Figures(ProgressColumn):
+    """Rows, rows/s and the time left, which are never cut: the bar gives way."""
+
     def render(self, task: Task) -> Text:
-        return Text(_speed_of(task), style="progress.data.speed")
+        rows = f"{task.completed:,.0f}/{task.total or 0:,.0f} rows"
+        return Text(f"{rows}  {_speed_of(task)}  ETA {_time_left(task)}", style="progress.data.speed", no_wrap=True)
 
 
 def _speed_of(task: Task) -> str:
     speed = task.finished_speed or task.speed
     return f"{speed:,.0f} rows/s" if speed else "– rows/s"
+
+
+def _time_left(task: Task) -> str:
+    left = task.time_remaining
+    return "–" if left is None else str(timedelta(seconds=int(left)))
 
 
 def show_progress(states: Iterable[JobInfo], line_every_s: float = LINE_EVERY_S) -> JobInfo:
@@ -41,8 +50,8 @@ def show_progress(states: Iterable[JobInfo], line_every_s: float = LINE_EVERY_S)
     console = LiteralConsole(stderr=True)
     live = console.is_jupyter or (sys.stderr.isatty() and not console.is_dumb_terminal)
     columns = (
-        *(TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), MofNCompleteColumn()),
-        *(_RowsPerSecond(), TextColumn("ETA"), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)),
+        *(TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), _Figures(Column(no_wrap=True))),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     # Speed is measured from the rows that are seen to be added: no pause is in it, nor what an earlier run scored.
     progress = Progress(*columns, console=console, speed_estimate_period=SPEED_OVER_S, expand=True)
@@ -56,7 +65,7 @@ def _follow(states: Iterable[JobInfo], progress: Progress, tell: "_Lines | None"
     task_id, last = None, None
     for job in states:
         last, label = job, f"job {job.id} {job.status}"
-        note = f"{job.row_errors:,} row errors" if job.row_errors else ""
+        note = f"{job.row_errors:,} errors" if job.row_errors else ""
         if task_id is None:
             task_id = progress.add_task(label, total=job.rows, completed=job.rows_done, note=note)
         progress.update(task_id, description=label, completed=job.rows_done, note=note)
@@ -81,11 +90,10 @@ class _Lines:
         if job.status == self._status and now - self._told_at < self._every_s:
             return
         self._told_at, self._status = now, job.status
-        left = task.time_remaining if not job.is_finished else None
         parts = [
             f"job {job.id} {job.status}: {job.rows_done:,} of {job.rows:,} rows",
             *([_speed_of(task)] if task.speed else []),
-            *([f"ETA {timedelta(seconds=int(left))}"] if left else []),
+            *([f"ETA {_time_left(task)}"] if task.speed and not job.is_finished else []),
             f"{job.row_errors:,} row errors",
         ]
         warn(", ".join(parts))
