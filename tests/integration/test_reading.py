@@ -11,9 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 import jobs
-from jobs.embedded import follow_up
 from jobs.progress import show_progress
-from jobs.settings import load_settings
+from jobs.settings import follow_up, load_settings
 from jobs.store import leases, lifecycle, reports, workers
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.lifecycle import JobOptions
@@ -52,6 +51,7 @@ def test_watch_says_that_no_worker_is_alive_and_leaves_after_its_time(embedded: 
     assert shown.code == "124"
     assert never in shown.text
     assert "job 1 is still queued" in shown.text
+    assert "go on with: laya-batch run --resume 1" in " ".join(shown.text.split())
     start_worker(embedded, "stopped", 7200)
     start_worker(embedded, "ready", 3600)
     (shown,) = run_commands([["watch", "1", "--timeout", "0"]], terminal=terminal, columns=200)
@@ -132,7 +132,9 @@ def test_one_rule_says_which_database_is_read(embedded: Database, tmp_path: Path
         ["export", "1", str(tmp_path / "x.parquet"), "--partial"],
     ]
     url = {"LAYA_BATCH_DATABASE_URL": postgres_url}
-    for shown in run_commands(named, **url):
+    watched = run_commands(named, **url)
+    assert "start one with: laya-batch worker" in watched[2].text
+    for shown in watched:
         assert f"for the jobs of `laya-batch run` add --data-dir {data_dir}" in shown.text, shown
     for arguments in (named, [[*one, "--data-dir", data_dir] for one in named[:-1]]):
         wanted = "of the service" if arguments is named else "of run"

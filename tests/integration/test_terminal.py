@@ -150,6 +150,8 @@ def test_states_and_times_are_whole_at_80_columns(odd_data_dir: Path) -> None:
     for whole in ("succeeded", "123,456,789", "2026-01-02 03:04"):
         assert whole in listed.text
     assert "ready, silent" in seen.text
+    (watched,) = run_commands([["watch", "1"]], terminal=True)
+    assert "2/123,456,789 rows  – rows/s  ETA " in COLOUR.sub("", watched.text)
     assert max(map(len, [*listed.text.splitlines(), *seen.text.splitlines()])) <= 80
 
 
@@ -159,6 +161,8 @@ def test_the_summary_says_which_texts_were_cut_and_names_answers_as_people_do(od
     assert re.search(r"yes +noul +false", shown.text)
     (results,) = run_commands([["results", "1"]], columns=1500)
     assert re.search(r"yes +false +0\.992 +0\.600", results.text)
+    (first,) = run_commands([["results", "1", "--limit", "1"]])
+    assert "1 of 3 answers of job 1; --limit shows more" in first.text
 
 
 def test_what_scripts_read_is_never_decorated(
