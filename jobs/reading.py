@@ -78,7 +78,7 @@ def status(job_id: options.JobId, *, as_json: options.AsJson = False, data_dir: 
         print(dump_json({**fields, **asked}))
     else:
         given = {name: value for name, value in asked.items() if value is not None}
-        fields["warnings"] = "\n".join(job.warnings) or None
+        fields["warnings"] = "; ".join(job.warnings) or None
         LiteralConsole().print(draw_fields({**fields, **given}))
 
 
