@@ -73,12 +73,8 @@ class Agent:
     def _make_context(self, asked: str | torch.device | None) -> BackendContext:
         checkpoint, device = self.checkpoint, choose_device(asked)
         dtype = choose_dtype(device, checkpoint.amp_dtype, self._settings)
-        # What a hub sends is data; an artifact is a program, and only one made here is looked for beside it.
-        own = () if checkpoint.revision else (checkpoint.path,)
-        folders = (*own, self._settings.cache_dir / "aot")
         model = load_model(checkpoint, device, dtype)
-        tiles = self._settings.cache_dir / "tiles"
-        return BackendContext(model, device, dtype, checkpoint, artifact_folders=folders, tiles_folder=tiles)
+        return BackendContext(model, device, dtype, checkpoint, self._settings.cache_dir)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -280,7 +276,7 @@ class Agent:
         context = self._runner.context
         description = describe(self.checkpoint, context.device, context.dtype)
         asked = None if path is None else Path(path).expanduser()
-        path = artifact_path(asked, context.artifact_folders[-1], description)
+        path = artifact_path(asked, context.cache_dir / "aot", description)
         write_artifact(context.model, choose_operations(context.device, context.dtype), description, path)
         return path
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from laya.backends.compile import expected_compiler_warnings, forward_step, step_arguments
 from laya.checkpoint import Checkpoint
 from laya.compiled_code import import_flash_attention
-from laya.errors import BackendError, BackendUnavailableError, compiler_words
+from laya.errors import ArtifactMisfitError, BackendError, BackendUnavailableError, compiler_words
 from laya.inputs import inputs_of_rows, widen
 from laya.model import DecisionModel
 from laya.operations import Operations
@@ -39,7 +39,7 @@ ATTEMPTS = 3  # to compile an artifact
 RUNNERS = 2  # passes that may be on the device at once: one runs while the next is queued
 KEYS = ("checkpoint", "code", "torch", "architecture", "dtype", "max_len")
 # What an artifact is compiled from, and what its inputs and parameters are laid out by.
-SOURCES = ("aot", "attention", "backends.compile", "inputs", "model", "operations", "parameters")
+SOURCES = ("aot", "attention", "backends.compile", "compiled_code", "inputs", "model", "operations", "parameters")
 
 
 class AheadOfTimeModel(nn.Module):
@@ -182,13 +182,21 @@ def load_program(artifact: str, device: torch.device) -> Any:
 
 
 def find_artifact(folders: Sequence[Path], wanted: Mapping[str, str]) -> Path:
-    """The first artifact that fits. Raises BackendUnavailableError when none does, saying what was found instead."""
-    refused = []
-    for path in (path for folder in folders for path in sorted(folder.glob(f"[!.]*{SUFFIX}"))):
-        reason = misfit(path, wanted)
-        if reason is None:
-            return path
-        refused.append(reason)
+    """Return the first artifact that fits; the last folder holds those of other checkpoints, too.
+
+    Raises ArtifactMisfitError when there are some for this checkpoint and none fits, BackendUnavailableError when there
+    is none for it, saying what was found instead.
+    """
+    refused, of_checkpoint = [], False
+    for folder in folders:
+        for path in sorted(folder.glob(f"[!.]*{SUFFIX}")):
+            reason = misfit(path, wanted)
+            if reason is None:
+                return path
+            refused.append(reason)
+            of_checkpoint |= folder != folders[-1] or path.name.startswith(wanted["checkpoint"][:12])
+    if of_checkpoint:
+        raise ArtifactMisfitError(f"{'; '.join(refused)}; make another with laya.export_aot(checkpoint)")
     where = " or ".join(str(folder) for folder in folders)
     raise BackendUnavailableError(
         "; ".join(refused) or f"no artifact lies in {where}; make one with laya.export_aot(checkpoint)"

@@ -10,6 +10,7 @@ LayaError
 ├── NotFiniteError
 └── BackendError (ValueError)
     └── BackendUnavailableError (RuntimeError)
+        └── ArtifactMisfitError
 
 The built-in class beside each is the one that the public package raises in its place. An argument of the wrong type is
 a plain TypeError.
@@ -61,6 +62,10 @@ class BackendError(LayaError, ValueError):
 
 class BackendUnavailableError(BackendError, RuntimeError):
     """A backend is not for this machine or model."""
+
+
+class ArtifactMisfitError(BackendUnavailableError):
+    """What was compiled ahead of time for a checkpoint does not fit this machine, this torch or this code any more."""
 
 
 def compiler_words(error: BaseException) -> str:

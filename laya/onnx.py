@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from laya.agent import Agent
 from laya.attention import Attention, AttentionSpec, additive, attend
 from laya.backends.base import BackendContext
-from laya.backends.onnx import FINGERPRINT, GRAPH_FILE, GRAPH_INPUTS, GRAPH_OUTPUTS, MAX_LEN, onnx_device
+from laya.backends.onnx import FINGERPRINT, GRAPH_FILE, GRAPH_INPUTS, GRAPH_OUTPUTS, MAX_LEN, graph_paths, onnx_device
 from laya.checkpoint import Checkpoint, load_model, open_checkpoint
 from laya.errors import BackendError
 from laya.inputs import LEAST_MARKERS, ModelInputs
@@ -24,7 +24,7 @@ from laya.model import DecisionModel
 from laya.operations import Operations
 from laya.parameters import shape_model
 from laya.precision import choose_device
-from laya.settings import Settings
+from laya.settings import Settings, read_settings
 
 OPSET = 18  # what PyTorch's exporter writes without converting
 MOST_INLINE_BYTES = 1_900_000_000  # of weights in the file itself; protobuf ends at 2 GiB
@@ -42,7 +42,7 @@ class ONNXAgent(Agent):
         device: str | torch.device | None = None,
         settings: Settings | None = None,
     ) -> None:
-        """`onnx_path` is the graph, None for `laya.onnx` in the checkpoint's folder. Raises BackendError when it cannot
+        """`onnx_path` is the graph, None for the one that `export_onnx` writes. Raises BackendError when it cannot
         run."""
         self._onnx_path = None if onnx_path is None else Path(onnx_path).expanduser()
         super().__init__(checkpoint, device=onnx_device(device), backend="onnx", strict=True, settings=settings)
@@ -59,7 +59,14 @@ class ONNXAgent(Agent):
 
     def _make_context(self, asked: str | torch.device | None) -> BackendContext:
         model = shape_model(self.checkpoint.model_config)
-        return BackendContext(model, choose_device(asked), torch.float32, self.checkpoint, onnx_path=self._onnx_path)
+        return BackendContext(
+            model,
+            choose_device(asked),
+            torch.float32,
+            self.checkpoint,
+            self._settings.cache_dir,
+            onnx_path=self._onnx_path,
+        )
 
 
 def export_onnx(checkpoint: str | Path | Agent, path: str | Path | None = None, *, opset: int = OPSET) -> Path:
@@ -68,19 +75,21 @@ def export_onnx(checkpoint: str | Path | Agent, path: str | Path | None = None, 
     Inputs, all int64: input_ids and attention_mask (rows, tokens), marker_pos and marker_mask (rows, markers), qtype
     (rows); outputs, float32: logits (rows, markers) and act_logits (rows, actions). Rows, tokens and markers may be any
     number, markers 2 at least. `checkpoint` is what `load` takes, or an agent, whose max_len the graph keeps; `path` a
-    file, or a folder that gets `laya.onnx`, and None the checkpoint's folder, where `backend="onnx"` looks. The file
-    appears whole or not at all; weights that do not fit in it lie beside it. Raises CheckpointError, or BackendError
-    when it cannot be exported or written.
+    file, or a folder that gets `laya.onnx`. None is where `backend="onnx"` looks: the checkpoint's folder, or, for one
+    from the Hub, ~/.cache/laya/onnx. The file appears whole or not at all; weights that do not fit in it lie beside it.
+    Raises CheckpointError, or BackendError when it cannot be exported or written.
     """
     opened = checkpoint.checkpoint if isinstance(checkpoint, Agent) else open_checkpoint(find_checkpoint(checkpoint))
-    if path is None and opened.revision is not None:
-        raise BackendError(f"{opened.name} lies in the Hub's cache, where nothing is written: give a path")
-    target = opened.path if path is None else Path(path).expanduser().absolute()
-    target = target / GRAPH_FILE if target.is_dir() else target
+    if path is None:
+        target = graph_paths(opened, read_settings().cache_dir)[0]
+    else:
+        target = Path(path).expanduser().absolute()
+        target = target / GRAPH_FILE if target.is_dir() else target
     graph = _trace(load_model(opened, torch.device("cpu"), torch.float32), opset)
     graph.metadata_props.update({FINGERPRINT: opened.fingerprint, MAX_LEN: str(opened.max_len)})
     _name_axes(graph)
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         _write(graph, target, opened.fingerprint)
     except OSError as error:
         raise BackendError(f"{target}: cannot be written: {error}") from error

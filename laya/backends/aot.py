@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from laya.aot import AheadOfTimeModel, describe, find_artifact, load_program
+from laya.artifacts import artifact_folders
 from laya.backends.base import Backend, BackendContext, ModelBackend
 from laya.backends.compile import plural_arguments
 from laya.errors import BackendError
@@ -51,7 +52,8 @@ def allocation_failures(device: torch.device) -> int:
 
 def build_aot(context: BackendContext) -> Backend:
     """Raises BackendUnavailableError when no artifact fits, BackendError when one cannot be loaded."""
-    artifact = find_artifact(context.artifact_folders, describe(context.checkpoint, context.device, context.dtype))
+    folders = artifact_folders(context.checkpoint, context.cache_dir, "aot")
+    artifact = find_artifact(folders, describe(context.checkpoint, context.device, context.dtype))
     try:
         return AotBackend(context, artifact)
     except (RuntimeError, KeyError) as error:

@@ -42,10 +42,9 @@ class BackendContext:
     device: torch.device
     dtype: torch.dtype  # of the matrix products
     checkpoint: Checkpoint
+    cache_dir: Path  # of what was measured, exported or compiled ahead of time
     compiling: CompileOptions = CompileOptions()
-    onnx_path: Path | None = None  # of an exported graph; None: laya.onnx in the checkpoint's folder
-    artifact_folders: tuple[Path, ...] = ()  # where what was compiled ahead of time may lie
-    tiles_folder: Path | None = None  # where what was measured of kernels may lie
+    onnx_path: Path | None = None  # of an exported graph; None: where `export_onnx` writes it
 
 
 class Backend(ABC):

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from laya.artifacts import artifact_folders
 from laya.backends.base import Backend, BackendContext
+from laya.checkpoint import Checkpoint
 from laya.errors import BackendError
 from laya.inputs import ModelInputs
 
@@ -91,15 +93,31 @@ def onnx_device(asked: str | torch.device | None) -> str | torch.device:
     return "cuda" if torch.cuda.is_available() and CUDA_PROVIDER in _onnxruntime().get_available_providers() else "cpu"
 
 
+def graph_paths(checkpoint: Checkpoint, cache_dir: Path) -> list[Path]:
+    """Return where a checkpoint's graph may lie: beside it, and in our cache, by its fingerprint."""
+    *beside, ours = artifact_folders(checkpoint, cache_dir, "onnx")
+    return [*(folder / GRAPH_FILE for folder in beside), ours / f"laya-{checkpoint.fingerprint[:12]}.onnx"]
+
+
+def find_graph(context: BackendContext) -> Path:
+    """Return the graph asked for, or the first one there is. Raises BackendError when there is none."""
+    checkpoint, asked = context.checkpoint, context.onnx_path
+    paths = [asked] if asked is not None else graph_paths(checkpoint, context.cache_dir)
+    for path in paths:
+        if path.is_file():
+            return path
+    where = repr(str(asked)) if asked is not None else None
+    arguments = ", ".join(filter(None, (repr(checkpoint.name), where)))
+    raise BackendError(
+        f"{' or '.join(map(str, paths))}: no such file; write it with laya.export_onnx({arguments}), "
+        "or say where it is with onnx_path="
+    )
+
+
 def build_onnx(context: BackendContext) -> Backend:
     """Read the graph of the context's checkpoint. Raises BackendError when it is absent or of another checkpoint."""
-    runtime, checkpoint, device = _onnxruntime(), context.checkpoint, context.device
-    path = context.onnx_path or checkpoint.path / GRAPH_FILE
-    if not path.is_file():
-        raise BackendError(
-            f"{path}: no such file; write it with laya.export_onnx({checkpoint.name!r}, {str(path)!r}), "
-            "or say where it is with onnx_path="
-        )
+    runtime, device = _onnxruntime(), context.device
+    path = find_graph(context)
     if device.type == "cuda" and CUDA_PROVIDER not in runtime.get_available_providers():
         raise BackendError("onnxruntime finds no CUDA here; install onnxruntime-gpu, or load with device='cpu'")
     cuda = [(CUDA_PROVIDER, {"device_id": device.index or 0})] if device.type == "cuda" else []

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from laya.backends.base import Backend, BackendContext, BackendFactory, CompileOptions
-from laya.errors import BackendError, BackendUnavailableError, compiler_words
+from laya.errors import ArtifactMisfitError, BackendError, BackendUnavailableError, compiler_words
 from laya.settings import Settings
 
 DEFAULT = "eager"
@@ -103,21 +103,21 @@ def resolve_backend(
 ) -> Resolution:
     """Build and warm the backend chosen, or eager with one RuntimeWarning that says why.
 
-    With `strict`, a backend that cannot run raises BackendError instead. `auto` silently passes over those that this
-    machine or model is not for, even so. `warm` runs a backend once; what it raises keeps the backend from being used.
+    With `strict`, a backend that cannot run raises BackendError instead. `auto` passes over those that this machine or
+    model is not for, even so: silently, but for an artifact that does not fit, which the warning names. `warm` runs a
+    backend once; what it raises keeps the backend from being used.
     """
     context = replace(context, compiling=choice.compiling)
     reasons: list[str] = []
     for name in AUTO_ORDER if choice.name == AUTO else (choice.name,):
         try:
             return _explain(reasons, _build(name, context, warm))
-        except BackendUnavailableError as error:
-            if choice.name != AUTO:
-                reasons.append(f"backend {name!r} cannot run: {error}")
         except BackendError as error:
-            reasons.append(f"backend {name!r} cannot run: {error}")
-        if strict and reasons:
-            raise BackendUnavailableError(reasons[0])
+            passed_over = choice.name == AUTO and isinstance(error, BackendUnavailableError)
+            if not passed_over or isinstance(error, ArtifactMisfitError):
+                reasons.append(f"backend {name!r} cannot run: {error}")
+            if strict and not passed_over:
+                raise BackendUnavailableError(reasons[-1]) from error
     return _explain(reasons, FACTORIES[DEFAULT](context))
 
 

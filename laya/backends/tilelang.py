@@ -20,7 +20,7 @@ from laya.model import ModelConfig
 from laya.operations import PackedOperations, choose_operations
 from laya.tl_kernels.arguments import HALVES, capability
 from laya.tl_kernels.kernel import Kernel, compile_together, gathered
-from laya.tl_kernels.tiles import BIG_TOKENS, Tiles, kept_file, tiles_for, tuned_tiles
+from laya.tl_kernels.tiles import BIG_TOKENS, Tiles, kept_file, tuned_tiles
 
 
 class TileLangAttention(PackedAttention):
@@ -137,10 +137,8 @@ def choose_tiles(context: BackendContext) -> Tiles:
     Without those for the projection that rotates what it makes, where this model's cannot.
     """
     config, dtype, found = context.checkpoint.model_config, HALVES[context.dtype], capability(context.device)
-    tiles = tiles_for(found)
-    if context.tiles_folder is not None:
-        card = torch.cuda.get_device_name(context.device)
-        tiles = tuned_tiles(found, kept_file(context.tiles_folder, card, config, dtype))
+    card = torch.cuda.get_device_name(context.device)
+    tiles = tuned_tiles(found, kept_file(context.cache_dir / "tiles", card, config, dtype))
     hidden = config.hidden_size
     if not config.attention_bias:
         with suppress(ValueError):

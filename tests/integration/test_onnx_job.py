@@ -39,5 +39,5 @@ def test_a_job_without_a_graph_fails_and_says_how_to_make_one(warm_service: Serv
     path = write_tickets(warm_service.folder / "absent" / "a.parquet", ["a"])
     asked = {"questions": QUESTIONS, "state": "text", "settings": warm_service.settings}
     job = jobs.submit(path, checkpoint=tiny_checkpoint, backend="onnx", **asked)
-    with pytest.raises(jobs.JobFailedError, match=r"laya\.onnx: no such file; write it with laya\.export_onnx"):
+    with pytest.raises(jobs.JobFailedError, match=r"\.onnx: no such file; write it with laya\.export_onnx"):
         jobs.wait(job.id, timeout_s=90, settings=warm_service.settings)

@@ -5,9 +5,10 @@ import json
 import subprocess
 import sys
 import threading
+import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import laya
 from laya.agent import Agent
 from laya.aot import ATTEMPTS, KEYS, SOURCES, describe, file_name, find_artifact, misfit, read_description
+from laya.artifacts import artifact_folders
 from laya.backends import aot
 from laya.backends.aot import AotBackend
 from laya.checkpoint import Checkpoint
@@ -199,10 +201,33 @@ def test_a_refusal_names_the_reason_and_eager_runs(
     assert agent.backend == "eager"
 
 
+def test_auto_says_once_that_an_artifact_of_this_checkpoint_does_not_fit(
+    make: Callable[[CheckpointSpec], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = make(SMALL)
+    wanted = describe(laya.load(path, device="cpu").checkpoint, torch.device("cpu"), torch.float32)
+    ours, others = tmp_path / "laya" / "aot", {**wanted, "checkpoint": "0" * 64}
+    write(ours / file_name(others), others)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert laya.load(path, device="cpu", backend="auto").fallback_reason is None  # it is of another checkpoint
+    older = {**wanted, "torch": "1.0"}
+    for artifact in (ours / file_name(older), path / "own.pt2"):
+        write(artifact, older)
+        with pytest.warns(RuntimeWarning, match="'aot' cannot run: .*made for 1.0; .*; running 'eager'") as caught:
+            agent = laya.load(path, device="cpu", backend="auto", strict=True)
+        assert len(caught) == 1
+        assert agent.backend == "eager"
+        assert agent.fallback_reason is not None
+        assert artifact.name in agent.fallback_reason
+        artifact.unlink()
+
+
 def test_nothing_beside_a_hub_s_snapshot_is_run(checkpoint: Checkpoint) -> None:
-    own = Agent(checkpoint, device="cpu")._runner.context.artifact_folders
-    fetched = Agent(replace(checkpoint, revision="abc"), device="cpu")._runner.context.artifact_folders
-    assert own[0] == checkpoint.path
+    own = artifact_folders(checkpoint, Path("/cache"), "aot")
+    fetched = artifact_folders(replace(checkpoint, revision="abc"), Path("/cache"), "aot")
+    assert own == (checkpoint.path, Path("/cache/aot"))
     assert fetched == own[1:]
 
 

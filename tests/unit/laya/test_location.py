@@ -73,6 +73,24 @@ def test_an_agent_loads_from_a_snapshot_and_writes_nothing_into_it(hub: Path) ->
     assert listing(hub.parents[1]) == before
 
 
+def test_a_graph_of_a_hub_s_checkpoint_lies_in_a_folder_of_ours(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ours, before = tmp_path / "cache" / "laya" / "onnx", listing(hub.parents[1])
+    with pytest.raises(laya.BackendError) as absent:
+        laya.load("multilingual", backend="onnx", device="cpu")
+    assert "write it with laya.export_onnx('multilingual'), or say where it is with onnx_path=" in str(absent.value)
+    assert str(hub) not in str(absent.value)
+    path = laya.export_onnx("multilingual")
+    assert path.parent == ours
+    question = {"q": {"type": "noul", "instructions": "Is it?"}}
+    agent = laya.load("multilingual", backend="onnx", device="cpu")
+    found, expected = (one.predict("a state", question)["answers"]["q"] for one in (agent, laya.load("multilingual")))
+    assert found["noul"] == pytest.approx(expected["noul"], abs=1e-3)
+    assert listing(hub.parents[1]) == before
+
+
 def test_a_folder_needs_no_hub(tmp_path: Path) -> None:
     location = find_checkpoint(tmp_path)
     assert (location.path, location.revision) == (tmp_path.resolve(), None)
