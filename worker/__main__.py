@@ -35,7 +35,7 @@ log = logging.getLogger("worker")
 
 TICK_S = 0.2
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 60.0
-ONE_STOP_S = 1.0  # signals that come so soon after the first are the same stop: sent to the group, and passed on
+ONE_STOP_S = 3.0  # signals that come so soon after the first are the same stop: sent to the group, and passed on
 RECORD_S = 5.0  # in which the database is told of the last ends; when it does not answer, nobody is
 HEALTHY_AFTER_S = 120.0  # a worker that lived so long starts again with the first back-off
 
