@@ -63,6 +63,7 @@ def run(  # noqa: PLR0913 - one option each
     backend: options.Backend = "auto",
     name: options.Name = None,
     max_row_errors: options.MaxRowErrors = None,
+    unique_ids: options.UniqueIds = False,
     resume: Annotated[
         int | None,
         typer.Option(callback=options.check_job_id, help="Go on with this unfinished job instead of a new one."),
@@ -74,7 +75,7 @@ def run(  # noqa: PLR0913 - one option each
     if resume is None and not all(asked):
         raise typer.BadParameter("give INPUTS, --questions and --state, or --resume ID")
     given = (*asked, row_id, name, route, language_column, checkpoint != "english", backend != "auto")
-    options_given = (default_route, revision, expected_sha256, max_len, head_max_len, calibration)
+    options_given = (default_route, revision, expected_sha256, max_len, head_max_len, calibration, unique_ids)
     if resume is not None and any((*given, *options_given)):
         raise typer.BadParameter("--resume takes all but --max-row-errors and --data-dir from the job")
     with embedded_servers(load_settings(data_dir=data_dir)) as (settings, server), open_database(settings) as db:
@@ -96,6 +97,7 @@ def run(  # noqa: PLR0913 - one option each
                 backend=backend,
                 name=name,
                 max_row_errors=max_row_errors,
+                unique_ids=unique_ids,
                 settings=settings,
             )
         else:
@@ -156,6 +158,7 @@ def submit(  # noqa: PLR0913 - one option each
     priority: options.Priority = 0,
     idempotency_key: Annotated[str | None, typer.Option(help="The same key again returns the same job.")] = None,
     max_row_errors: options.MaxRowErrors = None,
+    unique_ids: options.UniqueIds = False,
 ) -> None:
     """Queue a job for the workers; prints its id."""
     job = jobs.submit(
@@ -177,6 +180,7 @@ def submit(  # noqa: PLR0913 - one option each
         priority=priority,
         idempotency_key=idempotency_key,
         max_row_errors=max_row_errors,
+        unique_ids=unique_ids,
     )
     warn_of_questions(job)
     print(job.id)

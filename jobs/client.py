@@ -20,6 +20,7 @@ from jobs.settings import Settings, follow_up, load_settings
 from jobs.store import lifecycle, reports
 from jobs.store.database import RETRY_S, Database
 from jobs.store.lifecycle import JobOptions
+from jobs.store.row_ids import with_id_counts
 from jobs.store.workers import last_seen
 from jobs.submission import build_spec, send_job, submit_job
 from jobs.terminal import warn
@@ -61,6 +62,7 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
     priority: int = 0,
     idempotency_key: str | None = None,
     max_row_errors: int | None = None,
+    unique_ids: bool = False,
     settings: Settings | None = None,
 ) -> JobInfo:
     """Queue a job that asks every question of every row.
@@ -87,6 +89,7 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
         priority: 0 (nightly) to 9 (urgent); a worker takes the most urgent shard next.
         idempotency_key: the same call again with the same key returns the first job instead of a second.
         max_row_errors: the job fails when more rows than this cannot be scored; None: never.
+        unique_ids: refuse inputs in which a row has no id, or another row's; reads the id column of all files.
 
     Raises:
         QuestionSetError, InputError, SettingsError, IdempotencyError: what was asked is wrong, and is not queued.
@@ -105,6 +108,7 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
         engine_options=EngineOptions(revision, expected_sha256, max_len, head_max_len, calibration, default_route),
         backend=backend,
         max_row_errors=max_row_errors,
+        unique_ids=unique_ids,
     )
     with open_database(settings) as db:
         job_id = submit_job(db, settings, spec, JobOptions(name, priority, idempotency_key))
@@ -112,9 +116,9 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
 
 
 def get(job_id: int, *, settings: Settings | None = None) -> JobInfo:
-    """A job's state and progress; raises JobNotFoundError."""
+    """A job's state and progress, and once it has ended, its ids counted; raises JobNotFoundError."""
     with open_database(settings or load_settings()) as db:
-        return reports.get_job(db, job_id)
+        return with_id_counts(db, reports.get_job(db, job_id))
 
 
 def list_jobs(*, limit: int = 20, settings: Settings | None = None) -> list[JobInfo]:
@@ -140,7 +144,7 @@ def wait(
         job = show_progress(states) if progress else deque(states, maxlen=1).pop()
     if job.status is not JobStatus.SUCCEEDED:
         raise JobFailedError(f"job {job_id} {job.status}" + (f": {job.error}" if job.error else ""))
-    return job
+    return get(job_id, settings=settings)
 
 
 def follow_job(

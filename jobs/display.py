@@ -150,6 +150,12 @@ def draw_error_counts(counts: list[dict[str, Any]]) -> Table:
     return table
 
 
+def describe_ids(job: JobInfo) -> list[str]:
+    """What is amiss with the ids of a job's rows, in words."""
+    said = ((job.null_ids, "have no"), (job.repeated_ids, "share with another row their"))
+    return [f"{count:,} of {job.rows:,} rows {have} {job.spec.row_id!r}" for count, have in said if count]
+
+
 def draw_row_errors(rows: list[dict[str, Any]]) -> Table:
     """Row errors, a line each."""
     table = _table({"row": "number", "row id": "text", "question": "text", "code": "fixed", "message": "text"})

@@ -22,6 +22,9 @@ Inputs = Annotated[list[str], typer.Argument(help="Parquet files, folders, globs
 Questions = Annotated[Path, typer.Option(help="YAML or JSON file of questions.", show_default=False)]
 State = Annotated[list[str], typer.Option(help="Column of the text or conversation; repeat it to make a JSON object.")]
 RowId = Annotated[str | None, typer.Option(help="Column whose value is kept with each answer.")]
+UniqueIds = Annotated[
+    bool, typer.Option("--unique-ids", help="Refuse inputs in which a row has no id, or another row's; reads all ids.")
+]
 Checkpoint = Annotated[
     str,
     typer.Option(

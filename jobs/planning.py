@@ -15,6 +15,7 @@ from jobs.columns import ColumnTypes, check_same_types, needed_types
 from jobs.discovery import describe_other, find_files
 from jobs.errors import InputError
 from jobs.locations import Roots, open_input, short_error
+from jobs.unique_ids import check_unique_ids
 from schemas.job import InputFile, JobFile, JobPlan, JobSpec, ShardPlan
 
 FOOTERS_AT_ONCE = 16  # each is a wait for a disk or a network
@@ -45,6 +46,8 @@ def plan_job(spec: JobSpec, rows_per_shard: int, roots: Roots) -> JobPlan:
     rows = [sum(footer.row_counts) for footer in footers]
     firsts = accumulate(rows, initial=0)
     planned = [JobFile(*astuple(file), *of_job) for file, *of_job in zip(files, rows, firsts, strict=False)]
+    if spec.unique_ids and spec.row_id is not None:
+        check_unique_ids(spec.row_id, planned, roots)
     return JobPlan(planned, divide_rows([footer.row_counts for footer in footers], rows_per_shard))
 
 

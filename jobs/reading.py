@@ -16,6 +16,7 @@ import jobs
 from jobs import options
 from jobs.client import follow_job, open_database
 from jobs.display import (
+    describe_ids,
     draw_answers,
     draw_error_counts,
     draw_fields,
@@ -30,6 +31,7 @@ from jobs.progress import show_progress
 from jobs.settings import Settings, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
+from jobs.store.row_ids import with_id_counts
 from jobs.terminal import LiteralConsole, dump_json, say, warn
 from schemas.job import JobInfo, JobStatus
 
@@ -89,6 +91,7 @@ def _job_fields(job: JobInfo) -> dict[str, Any]:
             name: getattr(job, name) for name in ("id", "name", "status", "priority", "rows", "rows_done", "row_errors")
         },
         **{name: getattr(job, name) for name in ("answers", "shards", "shards_done", "cancel_requested", "error")},
+        **{name: getattr(job, name) for name in ("null_ids", "repeated_ids")},
         "warnings": list(job.warnings),
         **{name: None if time is None else time.isoformat(timespec="seconds") for name, time in times.items()},
     }
@@ -129,13 +132,14 @@ def warn_of_questions(job: JobInfo) -> None:
 def print_summary(db: Database, job: JobInfo) -> None:
     """How a job ended: answers, errors, what ran, and where the database is."""
     out = LiteralConsole()
+    job = with_id_counts(db, job)
     if answers := reports.count_answers(db, job.id):
         out.print(draw_answers(answers))
     if errors := reports.count_row_errors(db, job.id):
         out.print(draw_error_counts(errors))
     scoring_s, cut = reports.measure_scoring_s(db, job.id), reports.count_cut(db, job.id)
     out.print(draw_measures(reports.measure_backends(db, job.id), job, scoring_s, cut))
-    for warning in job.warnings:
+    for warning in [*job.warnings, *describe_ids(job)]:
         say(f"warning: {warning}")
     say(f"job {job.id} {job.status}" + (f": {job.error}" if job.error else ""))
     say(f"database: {db.shown_url}")

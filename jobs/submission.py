@@ -44,6 +44,8 @@ def build_spec(**asked: Any) -> JobSpec:
     routes = resolve_routes(str(checkpoint), routes)
     checkpoint = ROUTER if checkpoint == ROUTER else resolve_checkpoint(checkpoint)
     engine_options = check_engine_options(asked.pop("engine_options"), checkpoint, routes)
+    if asked.get("unique_ids") and asked.get("row_id") is None:
+        raise InputError("unique ids are asked for, but no row id column; name one (--row-id)")
     try:
         return JobSpec(
             inputs=[_absolute(name) for name in _as_list(inputs)],

@@ -117,6 +117,7 @@ class JobSpec(BaseModel):
     calibration: dict[NonEmptyText, Calibration] | None = None  # by checkpoint: the job's, or each of ROUTED_TO
     backend: BackendName = "auto"
     max_row_errors: NonNegativeInt | None = None  # None: any number
+    unique_ids: bool = False  # the inputs were checked: each row has an id, and no two the same
 
     def digests_of(self, route: str | None) -> dict[str, str]:
         """Return the digests expected of the job's checkpoint, or of one of a routed job's, by path in its folder."""
@@ -158,6 +159,8 @@ class JobInfo:
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
+    null_ids: int | None = None  # rows without an id; None: not counted yet, or no row id was asked for
+    repeated_ids: int | None = None  # rows whose id another row has, too
     warnings: tuple[str, ...] = ()  # of questions whose options the model cannot tell apart
 
     @property

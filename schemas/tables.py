@@ -72,6 +72,9 @@ jobs = Table(
     Column("checkpoint_fingerprint", Text),  # of the weights that score it: set by the first shard, held to by the rest
     Column("checkpoint_revision", Text),
     Column("error", Message),
+    # Rows without an id, and rows whose id another has, too: counted when first asked for, once the job has ended.
+    Column("null_ids", sa.BigInteger),
+    Column("repeated_ids", sa.BigInteger),
     Column("warnings", sa.JSON, nullable=False),  # a list of texts: of options that the model cannot tell apart
     Column("created_at", UtcTime, nullable=False),
     Column("started_at", UtcTime),

@@ -148,6 +148,7 @@ def retry_job(db: Database, job_id: int, max_row_errors: int | None) -> None:
         if connection.execute(sa.update(shards).where(*unfinished).values(waiting)).rowcount == 0:
             raise TransitionError(f"job {job_id} has no row left to score: each has ended, in an error or an answer")
         renewed: dict[str, Any] = {"cancel_requested_at": None, "finished_at": None, "error": None}
+        renewed |= {"null_ids": None, "repeated_ids": None}
         job = connection.execute(sa.select(jobs.c.spec, jobs.c.row_errors).where(jobs.c.id == job_id)).one()
         spec = JobSpec.model_validate(job.spec)
         if max_row_errors is not None:

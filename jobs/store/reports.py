@@ -239,5 +239,7 @@ def _job_info(row: sa.Row[Any]) -> JobInfo:
         created_at=row.created_at,
         started_at=row.started_at,
         finished_at=row.finished_at,
+        null_ids=row.null_ids,
+        repeated_ids=row.repeated_ids,
         warnings=tuple(row.warnings),
     )

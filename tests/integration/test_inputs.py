@@ -50,7 +50,7 @@ def test_a_quiet_night_is_a_job_of_no_rows_that_succeeds_at_once(
     assert "succeeded" in cli("status", 1).stdout
     assert "job 1 succeeded" in cli("watch", 1).stdout
     assert "succeeded" in cli("list").stdout
-    assert "no answers" in cli("results", 1).stderr
+    assert "there are no answers of job 1" in cli("results", 1).stderr
     assert cli("results", 1, "--json").stdout == ""
     assert "0 answers written" in cli("export", 1, "out.parquet").stdout
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 0
@@ -113,13 +113,23 @@ def test_odd_parts_of_one_table_are_answered_whole(cli: Cli, tmp_path: Path, tin
     assert (error["row_id"], error["code"]) == ("2", "not_text")
 
 
-def test_uuids_and_decimals_are_ids_in_their_documented_form(cli: Cli, tmp_path: Path, tiny_checkpoint: Path) -> None:
-    ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([uuid.UUID(int=7).bytes], pa.binary(16)))
-    pq.write_table(pa.table({"text": ["refund"], "id": ids}), tmp_path / "a.parquet")
+def test_ids_in_their_documented_form_and_what_is_amiss_with_them_told(
+    cli: Cli, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    some = [uuid.UUID(int=number).bytes for number in (7, 8, 7, 9)]
+    ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([*some, None], pa.binary(16)))
+    pq.write_table(pa.table({"text": ["refund", None, "why", "a", "b"], "id": ids}), tmp_path / "a.parquet")
     asked = ("run", "a.parquet", "--questions", "q.yaml", "--state", "text", "--row-id", "id")
-    cli(*asked, "--checkpoint", tiny_checkpoint)
+    refused = cli(*asked, "--checkpoint", tiny_checkpoint, "--unique-ids", code=1).stderr
+    assert "1 rows have no id, the first is row 4 of" in refused
+    assert "1 ids come more than once, as '00000000-0000-0000-0000-000000000007' in row 0 of" in refused
+    shown = cli(*asked, "--checkpoint", tiny_checkpoint).stdout
+    assert "1 of 5 rows have no 'id'" in shown
+    assert "2 of 5 rows share with another row their 'id'" in shown
+    status = json.loads(cli("status", 1, "--json").stdout)
+    assert (status["null_ids"], status["repeated_ids"]) == (1, 2)
     rows = [json.loads(line) for line in cli("results", 1, "--json").stdout.splitlines()]
-    assert {row["row_id"] for row in rows} == {"00000000-0000-0000-0000-000000000007"}
+    assert rows[0]["row_id"] == "00000000-0000-0000-0000-000000000007"
 
 
 @pytest.mark.parametrize(

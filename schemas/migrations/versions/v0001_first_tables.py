@@ -77,6 +77,8 @@ def upgrade() -> None:
         sa.Column("checkpoint_fingerprint", sa.Text(), nullable=True),
         sa.Column("checkpoint_revision", sa.Text(), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("null_ids", sa.BigInteger(), nullable=True),
+        sa.Column("repeated_ids", sa.BigInteger(), nullable=True),
         sa.Column("warnings", sa.JSON(), nullable=False),
         sa.Column("created_at", UtcTime(), nullable=False),
         sa.Column("started_at", UtcTime(), nullable=True),
