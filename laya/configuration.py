@@ -65,14 +65,16 @@ def read_amp_dtype(agent: Mapping[str, Any]) -> str:
     asked = agent.get("amp_dtype", AMP_DTYPE)
     found = AMP_DTYPES.get(asked.strip().lower()) if isinstance(asked, str) else None
     if found is None:
-        raise CheckpointError(f"{AGENT_CONFIG}: amp_dtype: expected one of {', '.join(AMP_DTYPES)}, found {asked!r}")
+        raise CheckpointMismatchError(
+            f"{AGENT_CONFIG}: amp_dtype: expected one of {', '.join(AMP_DTYPES)}, found {asked!r}"
+        )
     return found
 
 
 def read_model_config(encoder: Mapping[str, Any], agent: Mapping[str, Any], max_len: int) -> ModelConfig:
     """Return the model's sizes from the two files, in either spelling of the RoPE settings.
 
-    Raises CheckpointError, which names the file and the key, for values that this engine does not follow.
+    Raises CheckpointMismatchError, which names the file and the key, for values that this engine does not follow.
     """
     _expect(agent, "option_layout", AGENT_CONFIG, "sequential", WHY_SEQUENTIAL)
     _expect(encoder, "model_type", ENCODER_CONFIG, "modernbert", "no other encoder is built", required=True)
@@ -81,7 +83,7 @@ def read_model_config(encoder: Mapping[str, Any], agent: Mapping[str, Any], max_
     width = integer(encoder, "hidden_size", ENCODER_CONFIG, WIDTH)
     heads = integer(encoder, "num_attention_heads", ENCODER_CONFIG, HEADS)
     if width % heads or (width // heads) % 2 or width % max(1, width // 64):
-        raise CheckpointError(
+        raise CheckpointMismatchError(
             f"{ENCODER_CONFIG}: hidden_size: {width} does not divide into {heads} heads of even width"
         )
     if encoder.get("head_dim") is not None:
@@ -106,37 +108,39 @@ def read_model_config(encoder: Mapping[str, Any], agent: Mapping[str, Any], max_
 
 
 def integer(config: Mapping[str, Any], key: str, file: str, default: int | None = None, least: int = 1) -> int:
-    """Return a whole number of at least `least`; `default` only where the key is absent. Raises CheckpointError."""
+    """Return a whole number of at least `least`, `default` where the key is absent. Raises CheckpointMismatchError."""
     value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         wanted = "a positive whole number" if least == 1 else f"a whole number of at least {least}"
-        raise CheckpointError(f"{file}: {key}: expected {wanted}, found {value!r}")
+        raise CheckpointMismatchError(f"{file}: {key}: expected {wanted}, found {value!r}")
     return value
 
 
 def _expect(config: Mapping[str, Any], key: str, file: str, wanted: object, why: str, required: bool = False) -> None:
     if (required or key in config) and config.get(key) != wanted:
-        raise CheckpointError(f"{file}: {key}: expected {wanted!r}, found {config.get(key)!r}: {why}")
+        raise CheckpointMismatchError(f"{file}: {key}: expected {wanted!r}, found {config.get(key)!r}: {why}")
 
 
 def _number(config: Mapping[str, Any], key: str, default: float) -> float:
     value = config.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
-        raise CheckpointError(f"{ENCODER_CONFIG}: {key}: expected a positive number, found {value!r}")
+        raise CheckpointMismatchError(f"{ENCODER_CONFIG}: {key}: expected a positive number, found {value!r}")
     return float(value)
 
 
 def _flag(config: Mapping[str, Any], key: str) -> bool:
     value = config.get(key, False)
     if not isinstance(value, bool):
-        raise CheckpointError(f"{ENCODER_CONFIG}: {key}: expected true or false, found {value!r}")
+        raise CheckpointMismatchError(f"{ENCODER_CONFIG}: {key}: expected true or false, found {value!r}")
     return value
 
 
 def _act_outputs(agent: Mapping[str, Any]) -> int:
     costs = agent.get("act_costs", {})
     if not isinstance(costs, Mapping | list):
-        raise CheckpointError(f"{AGENT_CONFIG}: act_costs: expected an object of costs by action, found {costs!r}")
+        raise CheckpointMismatchError(
+            f"{AGENT_CONFIG}: act_costs: expected an object of costs by action, found {costs!r}"
+        )
     return len(costs) + 1
 
 
@@ -154,7 +158,7 @@ def _full_layers(encoder: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
         every = integer(encoder, "global_attn_every_n_layers", ENCODER_CONFIG, FULL_LAYER_EVERY)
         return tuple(index % every == 0 for index in range(layers))
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in KINDS for kind in kinds):
-        raise CheckpointError(
+        raise CheckpointMismatchError(
             f"{ENCODER_CONFIG}: layer_types: expected {layers} of {' or '.join(KINDS)}, found {kinds!r}"
         )
     return tuple(kind == "full_attention" for kind in kinds)
@@ -165,7 +169,7 @@ def _theta(encoder: Mapping[str, Any], layer_type: str, older_key: str, default:
     _check_rope_type(encoder.get("rope_scaling"), "rope_scaling")
     rope = encoder.get("rope_parameters") or {}
     if not isinstance(rope, Mapping) or any(kind not in KINDS for kind in rope):
-        raise CheckpointError(
+        raise CheckpointMismatchError(
             f"{ENCODER_CONFIG}: rope_parameters: expected an object of {' and '.join(KINDS)}, found {rope!r}"
         )
     if layer_type in rope:
@@ -180,6 +184,6 @@ def _check_rope_type(rope: object, key: str, required: bool = False) -> None:
         return
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
     if kind != "default":
-        raise CheckpointError(
+        raise CheckpointMismatchError(
             f"{ENCODER_CONFIG}: {key}: expected an object with rope_type 'default', found {kind!r}: no other is built"
         )
