@@ -1,11 +1,13 @@
 """Every promise of the store that needs no worker: on SQLite, PostgreSQL, and PostgreSQL behind PgBouncer."""
 
+import sqlite3
 import threading
 import time
 import traceback
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -615,3 +617,18 @@ def test_a_database_of_another_encoding_is_refused_with_what_to_do(postgres_admi
     database.close()
     with postgres_admin.connect() as connection:
         connection.execute(sa.text(f"DROP DATABASE {name}"))
+
+
+def test_an_sqlite_file_that_is_read_only_damaged_or_without_a_table_is_refused_for_good(tmp_path: Path) -> None:
+    path = tmp_path / "test.db"
+    for words in ("attempt to write a readonly database", "no such table: .*shards", "disk image is malformed"):
+        with closing(Database(f"sqlite:///{path}")) as whole:
+            whole.migrate()
+        if "table" in words:
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute("DROP TABLE shards")
+        if "malformed" in words:
+            path.write_bytes(path.read_bytes()[:4096] + b"x" * 200_000)
+        url = f"sqlite:///file:{path}?uri=true" + ("&mode=ro" if "readonly" in words else "")
+        with closing(Database(url, retry_s=60.0)) as changed, pytest.raises(DatabaseRefusedError, match=words):
+            make_job(changed)
