@@ -16,11 +16,11 @@ from laya.agent import Agent
 from laya.attention import Attention, AttentionSpec, additive, attend
 from laya.backends.base import BackendContext
 from laya.backends.onnx import FINGERPRINT, GRAPH_FILE, GRAPH_INPUTS, GRAPH_OUTPUTS, MAX_LEN, graph_paths, onnx_device
-from laya.checkpoint import Checkpoint, load_model, open_checkpoint
+from laya.checkpoint import Checkpoint, load_model
 from laya.errors import BackendError
 from laya.inputs import LEAST_MARKERS, ModelInputs
-from laya.location import find_checkpoint
 from laya.model import DecisionModel
+from laya.opening import LoadOptions, open_named
 from laya.operations import Operations
 from laya.parameters import shape_model
 from laya.precision import choose_device
@@ -79,7 +79,10 @@ def export_onnx(checkpoint: str | Path | Agent, path: str | Path | None = None, 
     from the Hub, ~/.cache/laya/onnx. The file appears whole or not at all; weights that do not fit in it lie beside it.
     Raises CheckpointError, or BackendError when it cannot be exported or written.
     """
-    opened = checkpoint.checkpoint if isinstance(checkpoint, Agent) else open_checkpoint(find_checkpoint(checkpoint))
+    if isinstance(checkpoint, Agent):
+        opened = checkpoint.checkpoint
+    else:
+        opened, _ = open_named(checkpoint, LoadOptions(), read_settings())
     if path is None:
         target = graph_paths(opened, read_settings().cache_dir)[0]
     else:

@@ -20,10 +20,9 @@ from rich.table import Table
 
 from laya import tl_kernels as kernels
 from laya.attention import rotary_table
-from laya.checkpoint import open_checkpoint
 from laya.errors import BackendError, LayaError
-from laya.location import find_checkpoint
 from laya.model import ModelConfig
+from laya.opening import LoadOptions, open_named
 from laya.operations import geglu
 from laya.settings import read_settings
 from laya.tl_kernels.arguments import HALVES, capability
@@ -163,7 +162,7 @@ def main() -> None:
 
 def keep_fastest(checkpoint: str, dtype: torch.dtype, device: torch.device) -> None:
     """Measure, print, and keep. Raises LayaError when there is no such checkpoint or the card is too old."""
-    config = open_checkpoint(find_checkpoint(checkpoint)).model_config
+    config = open_named(checkpoint, LoadOptions(), read_settings())[0].model_config
     card, choices = torch.cuda.get_device_name(device), {}
     table = Table("kernel", "shape", "ms", "chosen", title=card)
     for timings in tune(config, dtype, device):

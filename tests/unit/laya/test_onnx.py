@@ -235,6 +235,14 @@ def test_a_graph_of_another_exporter_answers_and_is_said_to_be_unknown(tiny: Pat
                 assert found["answers"][question][key] == pytest.approx(answer[key], abs=2e-4)
 
 
+def test_an_export_compares_the_digests_that_the_environment_asks_for(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAYA_SHA256_DIGESTS", '{"model.safetensors": "00"}')
+    with pytest.raises(laya.CheckpointError, match="sha256: expected 00"):
+        laya.export_onnx(tiny, tmp_path / "laya.onnx")
+
+
 def test_a_graph_that_takes_something_else_is_refused(tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "other.onnx"
     graph = foreign_graph(tiny, file)
