@@ -21,18 +21,26 @@ def with_id_counts(db: Database, job: JobInfo) -> JobInfo:
 
 @replayed
 def _count(db: Database, job_id: int) -> tuple[int, int]:
-    ids = sa.union(
-        *(
-            sa.select(table.c.row_number, table.c.row_id).where(table.c.job_id == job_id)
-            for table in (results, row_errors)
-        )
-    ).subquery()
-    rows = sa.func.count().label("rows")
-    shared = sa.select(rows).where(ids.c.row_id.is_not(None)).group_by(ids.c.row_id).having(rows > 1).subquery()
+    answered = _ids_by_row(results, job_id)
+    # A row may have answers to some questions and an error of another.
+    also_answered = sa.exists().where(results.c.job_id == job_id, results.c.row_number == row_errors.c.row_number)
+    ids = sa.union_all(answered, _ids_by_row(row_errors, job_id).where(~also_answered)).subquery()
+    groups = sa.select(ids.c.row_id, sa.func.count().label("rows")).group_by(ids.c.row_id).subquery()
+    null_ids = sa.func.sum(groups.c.rows).filter(groups.c.row_id.is_(None))
+    repeated_ids = sa.func.sum(groups.c.rows).filter(groups.c.row_id.is_not(None), groups.c.rows > 1)
     with db.read() as connection:
-        null_ids = connection.scalar(sa.select(rows).select_from(ids).where(ids.c.row_id.is_(None)))
-        repeated_ids = connection.scalar(sa.select(sa.func.coalesce(sa.func.sum(shared.c.rows), 0)))
-    return int(null_ids or 0), int(repeated_ids or 0)
+        counted = connection.execute(sa.select(null_ids, repeated_ids)).one()
+    return int(counted[0] or 0), int(counted[1] or 0)
+
+
+def _ids_by_row(table: sa.Table, job_id: int) -> sa.Select[tuple[int, str]]:
+    """Each row once, in the order of the table's key."""
+    of = table.c
+    return (
+        sa.select(of.row_number, sa.func.min(of.row_id).label("row_id"))
+        .where(of.job_id == job_id)
+        .group_by(of.row_number)
+    )
 
 
 @repeated

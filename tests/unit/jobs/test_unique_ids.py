@@ -78,6 +78,7 @@ def test_ids_are_counted_once_when_the_job_has_ended(db: Database, tmp_path: Pat
     assert claim is not None
     assert with_id_counts(db, reports.get_job(db, job_id)).null_ids is None  # it runs
     save_row_errors(db, claim, 60, [RowError(row, "*", row_id, "no_text", "m") for row, row_id in enumerate(ids)])
+    save_row_errors(db, claim, 60, [RowError(0, "q", "x", "not_finite", "m")])  # counted once all the same
     finish_shard(db, claim)
     for _ in range(2):
         job = with_id_counts(db, reports.get_job(db, job_id))
