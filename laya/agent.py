@@ -67,7 +67,7 @@ class Agent:
         self.temperatures: Temperatures = opened.temperatures
         self.tokenizer = TextTokenizer(opened.tokenizer_path, opened.model_config.vocab_size)
         if not isinstance(backend, Choice):
-            backend = self._choose(backend or DEFAULT, self._settings.compile_warmup)
+            backend = self._choose(DEFAULT if backend is None else backend, self._settings.compile_warmup)
         self._runner = Runner(self._make_context(device), backend, strict)
 
     def _make_context(self, asked: str | torch.device | None) -> BackendContext:

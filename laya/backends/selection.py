@@ -92,7 +92,7 @@ def choose_backend(backend: str | None, flags: Flags, settings: Settings) -> Cho
         if flags.compile_cache:
             options = replace(options, cache_dir=settings.cache_dir / "torchinductor", cache_required=True)
         return Choice("compile", options)
-    name = backend or ("tilelang" if flags.fast else DEFAULT)
+    name = ("tilelang" if flags.fast else DEFAULT) if backend is None else backend.strip().lower()
     if name != AUTO and name not in FACTORIES:
         raise BackendError(f"unknown backend {name!r}; choose one of {', '.join((*FACTORIES, AUTO))}")
     return Choice(name, CompileOptions(warm=settings.compile_warmup, cache_dir=settings.inductor_cache_dir))

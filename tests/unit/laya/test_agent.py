@@ -316,8 +316,10 @@ def test_the_environment_stands_in_for_digests_and_revision(
 
 
 def test_a_backend_asked_for_strictly_is_a_runtime_error_where_it_cannot_run(agent: laya.Agent) -> None:
-    with pytest.raises(ValueError, match="unknown backend 'fastest'"):
-        agent.set_backend("fastest")
+    assert agent.set_backend(" Eager ") == "eager"
+    for name in ("fastest", ""):
+        with pytest.raises(ValueError, match=f"unknown backend '{name}'"):
+            agent.set_backend(name)
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match="backend 'tilelang' cannot run"):
             agent.set_backend("tilelang", strict=True)
