@@ -109,7 +109,7 @@ class Session:
             wanted.location,
             revision=wanted.revision,
             backend=wanted.backend,
-            expected_sha256=wanted.expected_sha256,
+            expected_sha256=wanted.expected_sha256 or None,  # the environment may say some
             max_len=wanted.max_len,
         )
         for sequences, length in agent.warmup_shapes(self.limits_of(agent)):

@@ -1,6 +1,6 @@
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 import laya
 from laya.backends import eager, selection
-from laya.backends.base import Backend, BackendContext
+from laya.backends.base import Backend, BackendContext, CompileOptions
 from laya.backends.eager import EagerBackend
 from laya.backends.selection import Flags, choose_backend
 from laya.errors import BackendError, BackendUnavailableError
@@ -122,6 +122,34 @@ def test_auto_takes_the_first_backend_that_runs(own_agent: laya.Agent, monkeypat
     own_agent.set_backend("auto", strict=True)
     assert isinstance(own_agent.backend_object, RecordingBackend)
     assert own_agent.fallback_reason is None
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3, 4])
+def test_auto_tries_the_fastest_first(own_agent: laya.Agent, monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
+    """TileLang, then what was compiled ahead of time, then compile, then eager; never onnx, which is another graph."""
+    order, tried = ["tilelang", "aot", "compile", "eager"], []
+
+    def factory(name: str) -> Callable[[BackendContext], Backend]:
+        def build(context: BackendContext) -> Backend:
+            tried.append(name)
+            return EagerBackend(context) if name == order[runs - 1] else not_for_this_machine(context)
+
+        return build
+
+    monkeypatch.setattr(selection, "FACTORIES", {name: factory(name) for name in selection.FACTORIES})
+    own_agent.set_backend("auto", strict=True)
+    assert tried == order[:runs]
+
+
+def test_what_compiles_and_where_is_kept_is_what_was_said(tmp_path: Path) -> None:
+    settings = Settings(inductor_cache_dir=tmp_path / "ours", cache_dir=tmp_path / "laya", compile_warmup=False)
+    backend = choose_backend("compile", Flags(compile=True, compile_mode="default", compile_cache=True), settings)
+    assert backend.compiling == CompileOptions("reduce-overhead", warm=False, cache_dir=tmp_path / "ours")
+    for mode in ("default", "reduce-overhead"):
+        flag = choose_backend(None, Flags(compile=True, compile_mode=mode, compile_warmup=True), settings)
+        assert flag.compiling == CompileOptions(mode, cpu=True, warm=True, best_effort=True)
+    kept = choose_backend(None, Flags(compile=True, compile_cache=True), settings).compiling
+    assert (kept.cache_dir, kept.cache_required) == (tmp_path / "laya" / "torchinductor", True)
 
 
 def test_auto_says_so_when_one_for_this_machine_is_broken(

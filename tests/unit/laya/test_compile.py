@@ -20,6 +20,7 @@ from laya.backends import compile as compile_backend
 from laya.backends.base import CompileOptions
 from laya.backends.compile import CompileBackend
 from laya.backends.graphs import Graphed
+from laya.backends.selection import Flags, choose_backend
 from laya.compiled_code import CACHE_VARIABLE, keep_compiled
 from laya.errors import BackendError
 from laya.inputs import inputs_of_rows
@@ -269,6 +270,17 @@ def print_place(checkpoint: Path, imported_first: str = "laya", **variables: str
 def test_a_compiling_load_places_the_cache_before_torch_does(checkpoint_path: Path, tmp_path: Path) -> None:
     placed = print_place(checkpoint_path, XDG_CACHE_HOME=str(tmp_path))
     assert placed == str(tmp_path / "laya" / "torchinductor")
+
+
+def test_the_compile_backend_keeps_its_code_where_laya_s_variable_says(
+    agent: laya.Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "")
+    said = read_settings({"HOME": "/h", "LAYA_INDUCTOR_CACHE_DIR": str(tmp_path / "said")})
+    options = replace(choose_backend("compile", Flags(), said).compiling, cpu=True)
+    compile_backend.build_compile(replace(agent._runner.context, compiling=options)).close()
+    assert os.environ[CACHE_VARIABLE] == str(tmp_path / "said")
+    assert (tmp_path / "said").is_dir()
 
 
 def test_an_earlier_setting_wins_torch_s_own_included(checkpoint_path: Path, tmp_path: Path) -> None:
