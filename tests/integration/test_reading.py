@@ -28,7 +28,7 @@ COMMAND = str(Path(sys.executable).with_name("laya-batch"))
 
 
 def start_worker(db: Database, status: str = "ready", silent_s: float = 0.0) -> None:
-    worker_id = workers.start_worker(db, workers.WorkerStart("w", "h", 1, "cpu", "english", "auto"))
+    worker_id = workers.start_worker(db, workers.WorkerStart("w", "h", 1, 1, "cpu", "english", "auto"))
     seen = {"status": status, "heartbeat_at": seconds_from_now(-silent_s)}
     with db.write() as connection:
         connection.execute(sa.update(workers_table).where(workers_table.c.id == worker_id).values(seen))

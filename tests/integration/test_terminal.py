@@ -53,7 +53,7 @@ def odd_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     spec = JobSpec(inputs=["/a"], questions=questions, state=["text"])
     plan = even_plan(1, 2, f"/{ODD}.parquet")
     job_id = lifecycle.create_job(db, spec, JobOptions(ODD), plan)
-    worker_id = workers.start_worker(db, workers.WorkerStart(f"cpu-1@{ODD}-1", "h", 1, "cpu", ODD, "auto"))
+    worker_id = workers.start_worker(db, workers.WorkerStart(f"cpu-1@{ODD}-1", "h", 1, 1, "cpu", ODD, "auto"))
     with db.read() as connection:
         shard_id = connection.scalar(sa.select(shards.c.id)) or 0
     claim = leases.claim_shard(db, ShardMessage(job_id=job_id, shard_id=shard_id), "w", 60)
