@@ -142,12 +142,12 @@ class ModelJob:
 
     def retry(self) -> None:
         over = self.max_row_errors is not None and self.row_errors > self.max_row_errors
-        if self.status not in (JobStatus.FAILED, JobStatus.CANCELLED) or over:
+        unfinished = [s for s in self.shards if s.status in (ShardStatus.FAILED, ShardStatus.CANCELLED)]
+        if self.status not in (JobStatus.FAILED, JobStatus.CANCELLED) or over or not unfinished:
             raise RefusedError
-        for shard in self.shards:
-            if shard.status in (ShardStatus.FAILED, ShardStatus.CANCELLED):
-                shard.status, shard.failures, shard.deaths = ShardStatus.QUEUED, 0, 0
-                shard.absolve()
+        for shard in unfinished:
+            shard.status, shard.failures, shard.deaths = ShardStatus.QUEUED, 0, 0
+            shard.absolve()
         self.status, self.cancelled, self.over_limit = JobStatus.QUEUED, False, False
 
     def settle(self) -> JobStatus | None:
@@ -160,6 +160,8 @@ class ModelJob:
             self.status = JobStatus.FAILED
         elif self.cancelled and ShardStatus.CANCELLED in states:
             self.status = JobStatus.CANCELLED
+        elif self.row_errors and not any(shard.answered for shard in self.shards):
+            self.status = JobStatus.FAILED  # it answered nothing
         else:
             self.status = JobStatus.SUCCEEDED
         self.endings += 1
