@@ -1,3 +1,4 @@
+import hashlib
 import json
 import subprocess
 import sys
@@ -144,6 +145,18 @@ def test_an_agent_with_other_options_shares_the_weights_and_answers_as_one_loade
     assert agent.predict("long " * 100, QUESTIONS) == before
     longer = laya.load(checkpoint_path, device="cpu", max_len=200)
     assert longer.with_options().predict("long " * 100, QUESTIONS) == before
+
+
+def test_every_digest_that_is_expected_is_compared_whole(make: Callable[[CheckpointSpec], Path]) -> None:
+    path = make(CheckpointSpec())
+    (path / "notes.txt").write_text("not a file that a checkpoint needs")
+    digests = dict(laya.load(path, device="cpu").checkpoint.digests)
+    digests["notes.txt"] = hashlib.sha256((path / "notes.txt").read_bytes()).hexdigest()
+    laya.load(path, device="cpu", expected_sha256={file: f" {digest.upper()} " for file, digest in digests.items()})
+    for file, digest in digests.items():
+        for wrong in (digest[:-1] + ("0" if digest[-1] != "0" else "1"), digest[:2] + "0" * 62, digest[:2]):
+            with pytest.raises(laya.CheckpointError, match=f"{file}: sha256: expected {wrong}, found {digest}"):
+                laya.load(path, device="cpu", expected_sha256={file: wrong})
 
 
 def test_a_question_fits_once_the_advice_of_its_error_is_followed(checkpoint_path: Path) -> None:
