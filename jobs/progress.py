@@ -99,6 +99,16 @@ class _Lines:
         warn(", ".join(parts))
 
 
+def mention_errors(states: Iterable[JobInfo], say: Callable[[str], None]) -> Iterator[JobInfo]:
+    """The same states; says why a shard is being tried again, once for each reason."""
+    said: str | None = None
+    for job in states:
+        if job.last_error is not None and job.last_error != said and not job.is_finished:
+            said = job.last_error
+            say(f"job {job.id}: a shard is tried again: {said}")
+        yield job
+
+
 def mention_workers(
     states: Iterable[JobInfo], last_seen: Callable[[], WorkersSeen], tell: Callable[[str], None], remedy: str
 ) -> Iterator[JobInfo]:

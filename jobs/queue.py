@@ -13,7 +13,8 @@ from celery import Celery
 from kombu.exceptions import KombuError, OperationalError
 
 from jobs.errors import BrokerError
-from jobs.settings import Settings, without_password
+from jobs.settings import Settings
+from jobs.urls import hide_secrets, shown_url
 from schemas.job import MAX_PRIORITY
 from schemas.message import QueuedShard, ShardMessage
 
@@ -140,5 +141,5 @@ def _broker_errors(settings: Settings) -> Iterator[None]:
     try:
         yield
     except (OperationalError, KombuError, redis.RedisError, OSError) as error:
-        shown = without_password(settings.require_broker_url())
-        raise BrokerError(f"the broker {shown} cannot be used: {error}") from error
+        shown = shown_url(settings.require_broker_url())
+        raise BrokerError(f"the broker {shown} cannot be used: {hide_secrets(error)}") from error

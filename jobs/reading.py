@@ -27,7 +27,7 @@ from jobs.display import (
     draw_workers,
 )
 from jobs.errors import DatabaseError
-from jobs.progress import show_progress
+from jobs.progress import mention_errors, show_progress
 from jobs.settings import Settings, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
@@ -90,7 +90,8 @@ def _job_fields(job: JobInfo) -> dict[str, Any]:
         **{
             name: getattr(job, name) for name in ("id", "name", "status", "priority", "rows", "rows_done", "row_errors")
         },
-        **{name: getattr(job, name) for name in ("answers", "shards", "shards_done", "cancel_requested", "error")},
+        **{name: getattr(job, name) for name in ("answers", "shards", "shards_done", "cancel_requested")},
+        **{name: getattr(job, name) for name in ("error", "last_error")},
         **{name: getattr(job, name) for name in ("null_ids", "repeated_ids")},
         "warnings": list(job.warnings),
         **{name: None if time is None else time.isoformat(timespec="seconds") for name, time in times.items()},
@@ -114,7 +115,7 @@ def watch(
     settings = choose_database(data_dir)
     with open_database(settings, settings.database_retry_s) as db:
         try:
-            job = show_progress(follow_job(db, settings, job_id, timeout, warn))
+            job = show_progress(mention_errors(follow_job(db, settings, job_id, timeout, warn), warn))
         except TimeoutError as error:
             warn(f"laya-batch: {error}")
             raise typer.Exit(TIMED_OUT) from error

@@ -7,9 +7,9 @@ import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit, urlunsplit
 
 import platformdirs
+import sqlalchemy as sa
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -18,10 +18,10 @@ from jobs.terminal import is_utf8, printable
 from schemas.job import BackendName
 
 PREFIX = "LAYA_BATCH_"
+FILE = "_FILE"
+SECRETS = tuple(PREFIX + name for name in ("DATABASE_URL", "DATABASE_PASSWORD", "BROKER_URL"))
 # user and password, host, port, database, options
 _REDIS_SERVER = re.compile(r"rediss?://([^/?#]*@)?(\[[^\]]+\]|[^/?#@:\[\]]+)(:\d+)?(/\d*)?(\?.*)?")
-
-_SECRET_OPTION = re.compile(r"\b(\w*password)=[^&]*", re.IGNORECASE)
 
 
 def _split_roots(roots: object) -> object:
@@ -40,7 +40,8 @@ def _is_redis_url(url: SecretStr) -> SecretStr:
 class Settings(BaseSettings):
     """One environment variable for each field: its name in capitals after `LAYA_BATCH_`."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    # An empty variable is an unset one: a compose file or a shell script often leaves one behind.
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
 
     data_dir: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("laya-batch")),
@@ -48,6 +49,9 @@ class Settings(BaseSettings):
     )
     database_url: SecretStr | None = Field(
         default=None, description="`postgresql://…` or `sqlite:////…`; unset: SQLite in `data_dir`, migrated by itself."
+    )
+    database_password: SecretStr | None = Field(
+        default=None, description="Password of `database_url`, as it is: in the URL itself it must be URL-encoded."
     )
     broker_url: Annotated[SecretStr, AfterValidator(_is_redis_url)] | None = Field(
         default=None,
@@ -130,7 +134,8 @@ class Settings(BaseSettings):
     @property
     def resolved_database_url(self) -> str:
         if self.database_url is not None:
-            return self.database_url.get_secret_value()
+            url = re.sub(r"^postgres://", "postgresql://", self.database_url.get_secret_value())
+            return url if self.database_password is None else _with_password(url, self.database_password)
         file = str(self.embedded_database.absolute())
         if not is_utf8(file):
             raise SettingsError(f"the data folder {printable(file)} is not UTF-8; set {PREFIX}DATA_DIR to another")
@@ -151,7 +156,8 @@ def load_settings(**overrides: Any) -> Settings:
     Raises:
         SettingsError: naming each wrong variable, or an unknown one with the nearest known name.
     """
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    secret_files = _read_secret_files()
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | {name + FILE for name in SECRETS}
     for variable in sorted(os.environ):
         if variable.startswith(PREFIX) and not is_utf8(os.environ[variable]):
             raise SettingsError(f"{variable} is not UTF-8; write it in UTF-8")
@@ -159,7 +165,7 @@ def load_settings(**overrides: Any) -> Settings:
             near = difflib.get_close_matches(variable, known, n=1)
             raise SettingsError(f"unknown setting {variable}" + (f"; did you mean {near[0]}?" if near else ""))
     try:
-        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+        return Settings(**{**secret_files, **{name: value for name, value in overrides.items() if value is not None}})
     except ValidationError as error:
         wrong = [
             f"{PREFIX}{str(problem['loc'][0]).upper()}: {problem['msg'].removeprefix('Value error, ')}"
@@ -176,6 +182,29 @@ def follow_up(words: str, settings: Settings) -> str:
     return f"laya-batch {words} --data-dir {shlex.quote(str(settings.data_dir))}"
 
 
+def _read_secret_files() -> dict[str, str]:
+    """Return the secrets, by field name, whose variable ends in _FILE and names a file, as container secrets are."""
+    found = {}
+    for variable in SECRETS:
+        if not (path := os.environ.get(variable + FILE)):
+            continue
+        if os.environ.get(variable):
+            raise SettingsError(f"{variable} and {variable}{FILE} are both set; leave one out")
+        try:
+            found[variable.removeprefix(PREFIX).lower()] = Path(path).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{variable}{FILE}: {path} cannot be read: {error}") from error
+    return found
+
+
+def _with_password(url: str, password: SecretStr) -> str:
+    try:
+        made = sa.make_url(url).set(password=password.get_secret_value())
+    except (sa.exc.ArgumentError, ValueError):
+        return url  # which the database will refuse, and say how to write it
+    return made.render_as_string(hide_password=False)
+
+
 def environment_of(settings: Settings) -> dict[str, str]:
     """The environment of a Python process that is to have these settings: this one's, with no other of ours.
 
@@ -190,14 +219,3 @@ def environment_of(settings: Settings) -> dict[str, str]:
         if value is not None and value != []:
             variables[PREFIX + name.upper()] = json.dumps(value) if isinstance(value, list) else str(value)
     return variables
-
-
-def without_password(url: str) -> str:
-    """A URL as a person, a log or the database may see it."""
-    parts = urlsplit(url)
-    query = _SECRET_OPTION.sub(r"\1=***", parts.query)
-    if parts.password is None:
-        return url if query == parts.query else urlunsplit(parts._replace(query=query))
-    user_and_host = parts.netloc.rpartition("@")
-    netloc = f"{user_and_host[0].split(':')[0]}:***@{user_and_host[2]}"
-    return urlunsplit(parts._replace(netloc=netloc, query=query))

@@ -1,16 +1,19 @@
 """From a call to a queued job: everything is checked first, so that what is refused leaves nothing behind."""
 
+import difflib
+import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from pydantic import ValidationError
 
+from jobs.discovery import find_files
 from jobs.engine_options import check_engine_options
-from jobs.errors import BrokerError, DatabaseConflictError, InputError, SettingsError
+from jobs.errors import BrokerError, DatabaseConflictError, IdempotencyError, InputError, SettingsError
 from jobs.locations import is_url
 from jobs.planning import plan_job
 from jobs.question_fit import check_fit
@@ -18,15 +21,28 @@ from jobs.queue import check_broker, send_shards
 from jobs.settings import Settings
 from jobs.store import lifecycle, recovery
 from jobs.store.database import Database
-from jobs.store.lifecycle import JobOptions
+from jobs.store.lifecycle import JobOptions, MadeBefore
 from jobs.terminal import is_utf8, printable
-from schemas.checkpoints import known_name, missing_files
-from schemas.job import MAX_PRIORITY, ROUTED_TO, ROUTER, JobSpec
+from schemas.checkpoints import ALIASES, NAMES, known_name, missing_files
+from schemas.job import MAX_PRIORITY, ROUTED_TO, ROUTER, JobSpec, JobStatus, TransitionError
 from schemas.question import check_questions
 from schemas.question_file import read_questions
 
 _SEND_CHUNK_SHARDS = 1000
 MAX_SHARD_ANSWERS = 2**19  # rows x questions: a worker that goes on with a shard holds which of them are saved
+_SHOWN_FILES = 3
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(/[\w.-]+)*")
+
+
+@dataclass(frozen=True)
+class Again:
+    """What is wanted of a job that the idempotency key has made before."""
+
+    return_existing: bool = False  # whatever has become of its input files
+    retry_failed: bool = False
+
+
+FIRST = Again()
 
 
 def build_spec(**asked: Any) -> JobSpec:
@@ -63,21 +79,15 @@ def build_spec(**asked: Any) -> JobSpec:
         raise InputError("; ".join(problems)) from error
 
 
-def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOptions) -> int:
+def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOptions, again: Again = FIRST) -> int:
     """Plan, record and queue a job; returns its id. Called again with the same idempotency key, the first job's id.
 
     Raises:
         QuestionSetError, InputError, IdempotencyError, BrokerError, DatabaseError: nothing was queued, and nothing is
             left behind.
     """
-    if options.idempotency_key == "":
-        raise SettingsError("the idempotency key is empty; leave it out, or give it a value")
-    for field, text in (("name", options.name), ("idempotency key", options.idempotency_key)):
-        if not is_utf8(text or ""):
-            raise SettingsError(f"the {field} {printable(text or '')} is not UTF-8; write it in UTF-8")
-    if not 0 <= options.priority <= MAX_PRIORITY:
-        raise SettingsError(f"priority {options.priority} is not between 0 (nightly) and {MAX_PRIORITY} (urgent)")
-    if (made := _made_before(db, options.idempotency_key, spec)) is not None:
+    _check_options(options, again)
+    if (made := _made_before(db, settings, options.idempotency_key, spec, again)) is not None:
         return made
     # Every job has a key: one that was made, though nobody heard so, can be told from one that was not.
     options = replace(options, idempotency_key=options.idempotency_key or f"submit-{uuid4()}")
@@ -88,7 +98,7 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
     try:
         job_id = lifecycle.create_job(db, spec, options, plan)
     except DatabaseConflictError:  # another caller used the key meanwhile, or the reply to our own COMMIT was lost
-        if (made := _made_before(db, options.idempotency_key, spec)) is None:
+        if (made := _made_before(db, settings, options.idempotency_key, spec, again)) is None:
             raise
         with suppress(BrokerError):  # queued it is; a sweep will send what this could not
             send_job(db, settings, made)
@@ -100,6 +110,18 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
         if lifecycle.forget_job(db, job_id):
             raise
     return job_id
+
+
+def _check_options(options: JobOptions, again: Again) -> None:
+    if options.idempotency_key == "":
+        raise SettingsError("the idempotency key is empty; leave it out, or give it a value")
+    for field, text in (("name", options.name), ("idempotency key", options.idempotency_key)):
+        if not is_utf8(text or ""):
+            raise SettingsError(f"the {field} {printable(text or '')} is not UTF-8; write it in UTF-8")
+    if not 0 <= options.priority <= MAX_PRIORITY:
+        raise SettingsError(f"priority {options.priority} is not between 0 (nightly) and {MAX_PRIORITY} (urgent)")
+    if options.idempotency_key is None and again != FIRST:
+        raise SettingsError("return_existing and retry_failed want an idempotency key, by which the job is found")
 
 
 def send_job(db: Database, settings: Settings, job_id: int) -> None:
@@ -118,6 +140,12 @@ def resolve_checkpoint(name: str | Path) -> str:
     if not folder.is_dir():
         if str(name).startswith((".", "/", "~")):
             raise InputError(f"checkpoint {name}: no such folder")
+        if not _HUB_ID.fullmatch(str(name)) or ".." in str(name).split("/"):
+            near = difflib.get_close_matches(str(name).lower(), [ROUTER, *NAMES, *ALIASES], n=1)
+            raise InputError(
+                f"checkpoint {name}: no such folder, and no name ({', '.join(NAMES)}, {ROUTER}) or Hub id "
+                "(owner/repository[/subfolder])" + (f"; did you mean {near[0]}?" if near else "")
+            )
         return str(name)
     if missing := missing_files(folder):
         raise InputError(f"checkpoint {name}: has no {missing[0]}")
@@ -135,8 +163,56 @@ def resolve_routes(checkpoint: str, routes: Mapping[str, str | Path] | None) -> 
     return {name: resolve_checkpoint((routes or {}).get(name, name)) for name in ROUTED_TO}
 
 
-def _made_before(db: Database, key: str | None, spec: JobSpec) -> int | None:
-    return None if key is None else lifecycle.find_by_key(db, key, spec)
+def _made_before(db: Database, settings: Settings, key: str | None, spec: JobSpec, again: Again) -> int | None:
+    """Return the job that the key made before, tried again if that is asked for, or None.
+
+    Raises IdempotencyError when it asks for something else, or its input files are no longer what they were.
+    """
+    made = None if key is None else lifecycle.find_by_key(db, key)
+    if made is None:
+        return None
+    answering = JobSpec.model_fields.keys() - {"max_row_errors"}  # a retry may have raised that
+    differing = sorted(field for field in answering if getattr(made.spec, field) != getattr(spec, field))
+    if differing:
+        raise IdempotencyError(
+            f"idempotency key {key!r} already made job {made.id}, which differs in {', '.join(differing)}; "
+            "use another key for another job"
+        )
+    if not again.return_existing and (changes := _changed_files(made, spec, settings.input_roots)):
+        raise IdempotencyError(
+            f"idempotency key {key!r} already made job {made.id}, but its input files have changed since: {changes}; "
+            "use another key to score them as they are, or ask for that job with --return-existing"
+        )
+    if again.retry_failed and made.status in (JobStatus.FAILED, JobStatus.CANCELLED):
+        check_broker(settings)
+        try:
+            lifecycle.retry_job(db, made.id, spec.max_row_errors)
+        except TransitionError:
+            if lifecycle.find_status(db, made.id) in (JobStatus.FAILED, JobStatus.CANCELLED):
+                raise  # not another call's retry, a moment before
+        with suppress(BrokerError):  # queued it is; a sweep will send what this could not
+            send_job(db, settings, made.id)
+    return made.id
+
+
+def _changed_files(made: MadeBefore, spec: JobSpec, roots: list[str]) -> str:
+    """Say which input files were added, removed or changed since the job was made; an empty text when none was."""
+    try:
+        now = {file.name: (file.size, file.modified) for file in find_files(spec.inputs, roots)}
+    except InputError as error:
+        return str(error)
+    both = now.keys() & made.files.keys()
+    kinds = {
+        "added": now.keys() - made.files.keys(),
+        "removed": made.files.keys() - now.keys(),
+        "changed": {name for name in both if now[name] != made.files[name]},
+    }
+    shown = []
+    for kind, names in kinds.items():
+        some = sorted(names)[:_SHOWN_FILES]
+        more = f" and {len(names) - len(some):,} more" if len(names) > len(some) else ""
+        shown += [f"{kind} {', '.join(some)}{more}"] if names else []
+    return "; ".join(shown)
 
 
 def _as_list(names: object) -> list[str]:

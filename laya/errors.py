@@ -5,6 +5,7 @@ LayaError
 ├── CheckpointError (ValueError)
 │   ├── CheckpointMismatchError
 │   └── MissingFileError (FileNotFoundError)
+│       └── CheckpointNotFoundError
 ├── QuestionError (ValueError)
 ├── StateError (TypeError)
 ├── NotFiniteError
@@ -35,6 +36,10 @@ class CheckpointMismatchError(CheckpointError):
 
 class MissingFileError(CheckpointError, FileNotFoundError):
     """A checkpoint, or a file that belongs to it, is not there."""
+
+
+class CheckpointNotFoundError(MissingFileError):
+    """There is no checkpoint of that name, here or on the Hub; asking again changes nothing."""
 
 
 class QuestionError(LayaError, ValueError):

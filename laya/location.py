@@ -8,9 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
-from laya.errors import CheckpointError, CheckpointMismatchError, MissingFileError
+from laya.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, MissingFileError
 from schemas.checkpoints import NAMES, REQUIRED_FILES, REVIEWED, REVIEWED_COMMITS, TOKENIZER_CONFIGS, known_name
 
 
@@ -83,7 +89,7 @@ def _fetch(name: str, hub_id: str, hub: HubOptions) -> Location:
     repository, _, subfolder = rest.partition("/")
     nowhere = f"{name!r}: no such folder, and no name ({', '.join(NAMES)}) or Hub id (owner/repository[/subfolder])"
     if not repository or ".." in subfolder.split("/"):
-        raise MissingFileError(nowhere)
+        raise CheckpointNotFoundError(nowhere)
     repository = f"{owner}/{repository}"
     revision = _choose_revision(repository, hub)
     files = [f"{subfolder}/{file}".lstrip("/") for file in (*REQUIRED_FILES, *TOKENIZER_CONFIGS)]
@@ -94,8 +100,12 @@ def _fetch(name: str, hub_id: str, hub: HubOptions) -> Location:
         raise MissingFileError(f"{which}: not in the local Hub cache, and the Hub cannot be reached") from error
     except RevisionNotFoundError as error:
         raise CheckpointMismatchError(f"{name}: the Hub has no revision {revision!r} of it") from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointNotFoundError(
+            f"{name}: the Hub has no repository {repository}, or shows it only to who may read it (HF_TOKEN)"
+        ) from error
     except HFValidationError as error:
-        raise MissingFileError(nowhere) from error
+        raise CheckpointNotFoundError(nowhere) from error
     except HfHubHTTPError as error:
         raise CheckpointError(f"{name}: the Hub gave no snapshot at revision {revision!r}: {error}") from error
     commit = snapshot.name if re.fullmatch(r"[0-9a-f]{40}", snapshot.name) else revision

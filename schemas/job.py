@@ -155,6 +155,7 @@ class JobInfo:
     unanswered: int  # (row, question) pairs that ended in an error
     row_errors: int
     error: str | None
+    last_error: str | None  # why a shard that has not ended was not done at its last attempt
     cancel_requested: bool
     created_at: datetime
     started_at: datetime | None

@@ -65,6 +65,7 @@ jobs = Table(
     Column("spec", sa.JSON, nullable=False),
     Column("priority", sa.Integer, nullable=False),
     Column("idempotency_key", Text, unique=True),
+    Column("returned", sa.Boolean, nullable=False, server_default=sa.false()),  # by its key, to a later call: it stays
     Column("rows", sa.BigInteger, nullable=False),
     Column("shards", sa.Integer, nullable=False),
     Column("questions", sa.Integer, nullable=False),

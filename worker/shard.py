@@ -34,7 +34,10 @@ from worker.windows import PreparedWindow, prepare_windows
 log = logging.getLogger(__name__)
 
 # What every shard of the job would meet, and what another attempt of this one would.
-OF_THE_JOB = (DatabaseRefusedError, BrokenWeightsError, laya.CheckpointMismatchError, laya.QuestionError)
+OF_THE_JOB = (
+    *(DatabaseRefusedError, BrokenWeightsError),
+    *(laya.CheckpointMismatchError, laya.CheckpointNotFoundError, laya.QuestionError),
+)
 PERMANENT = (
     DatabaseConflictError,
     InputError,

@@ -23,7 +23,7 @@ from jobs.errors import (
     DatabaseError,
     DatabaseRefusedError,
 )
-from jobs.settings import without_password
+from jobs.urls import hide_secrets, shown_url
 from schemas.tables import UtcTime
 
 LOCK_TIMEOUT_S = 30  # how long a writer waits for another before it gives up
@@ -128,7 +128,7 @@ class Database:
     @property
     def shown_url(self) -> str:
         """The URL as a person may see it: without its password."""
-        return without_password(self.url.render_as_string(hide_password=True))
+        return shown_url(self.url.render_as_string(hide_password=True))
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
@@ -217,7 +217,8 @@ class Database:
         except (sa.exc.StatementError, sa.exc.TimeoutError, *UNSENDABLE) as error:
             # From the driver's error, which holds neither the statement nor its parameters as SQLAlchemy's does.
             cause = getattr(error, "orig", None) or error
-            raise _kind_of(error)(f"the database {self.shown_url} cannot be used: {_first_line(cause)}") from cause
+            reason = hide_secrets(_first_line(cause))
+            raise _kind_of(error)(f"the database {self.shown_url} cannot be used: {reason}") from cause
 
 
 def session_name(owner: str) -> str:

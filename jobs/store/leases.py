@@ -16,6 +16,7 @@ from jobs.store.fence import JOB_IS_OPEN, count_failure, get_held, hold, lock_jo
 from jobs.store.lifecycle import cancel_waiting_shards, lock_job, settle_job, start_job
 from jobs.store.replay import replayed
 from jobs.store.traces import are_errors_saved, is_batch_saved
+from jobs.urls import hide_secrets
 from schemas.job import Claim, JobFile, JobSpec, JobStatus, ShardPlan, ShardStatus, Suspects, states_before
 from schemas.message import ShardMessage
 from schemas.question import WHOLE_ROW
@@ -296,7 +297,7 @@ def fail_shard(db: Database, claim: Claim, error: str, max_attempts: int) -> Non
     """An attempt ended in an error. Its message is left to the sweep: what failed just now may work in a while."""
     with db.write() as connection:
         lock_job_of(connection, claim)
-        count_failure(connection, claim.lease, error, max_attempts)
+        count_failure(connection, claim.lease, hide_secrets(error), max_attempts)
         settle_job(connection, claim.job_id)
 
 
@@ -305,6 +306,7 @@ def fail_job(db: Database, claim: Claim, error: str) -> None:
     """Fail the shard and its job, whose other shards would meet the same error. What was saved stays."""
     with db.write() as connection:
         lock_job_of(connection, claim)
+        error = hide_secrets(error)
         count_failure(connection, claim.lease, error, max_attempts=1)
         stop_job(connection, claim.job_id, error)
         settle_job(connection, claim.job_id)

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from jobs.errors import IdempotencyError, JobNotFoundError
+from jobs.errors import JobNotFoundError
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.replay import repeated, replayed
 from schemas.job import (
@@ -35,28 +35,32 @@ class JobOptions:
     warnings: list[str] = field(default_factory=list)
 
 
-def find_by_key(db: Database, key: str, spec: JobSpec) -> int | None:
-    """The job that this idempotency key made before, if any.
+@dataclass(frozen=True)
+class MadeBefore:
+    """A job that an idempotency key made: what it asks for, of which files, and how it is."""
 
-    Raises:
-        IdempotencyError: the key made a job that asks for something else.
-    """
-    with db.read() as connection:
-        found = connection.execute(sa.select(jobs.c.id, jobs.c.spec).where(jobs.c.idempotency_key == key)).one_or_none()
-    if found is None:
-        return None
-    before, now = JobSpec.model_validate(found.spec), spec
-    answering = JobSpec.model_fields.keys() - {"max_row_errors"}  # a retry may have raised that
-    differing = {field for field in answering if getattr(before, field) != getattr(now, field)}
-    # Two dicts of other order are equal, but the model reads options, and an object's keys, in their order.
-    if set(word_questions(before.questions)) != set(word_questions(now.questions)):
-        differing.add("questions")
-    if differing:
-        raise IdempotencyError(
-            f"idempotency key {key!r} already made job {found.id}, which differs in {', '.join(sorted(differing))}; "
-            "use another key for another job"
+    id: int
+    spec: JobSpec
+    status: JobStatus
+    files: dict[str, tuple[int, str]]  # by name: size and time of change
+
+
+@repeated
+def find_by_key(db: Database, key: str) -> MadeBefore | None:
+    """Return the job that this idempotency key made before, which stays from now on, or None."""
+    with db.write() as connection:
+        # Marked first: the call that made it may be about to delete it, because the broker refused its messages.
+        marked = sa.update(jobs).where(jobs.c.idempotency_key == key).values(returned=True)
+        found = connection.execute(marked.returning(jobs.c.id, jobs.c.spec, jobs.c.status)).one_or_none()
+        if found is None:
+            return None
+        files = connection.execute(
+            sa.select(input_files.c.name, input_files.c.size, input_files.c.modified).where(
+                input_files.c.job_id == found.id
+            )
         )
-    return int(found.id)
+        identities = {name: (size, modified) for name, size, modified in files}
+        return MadeBefore(found.id, JobSpec.model_validate(found.spec), JobStatus(found.status), identities)
 
 
 @replayed
@@ -110,9 +114,10 @@ def _describe_levels(spec: JobSpec) -> Iterator[dict[str, Any]]:
 
 @replayed
 def forget_job(db: Database, job_id: int) -> bool:
-    """Delete a job that could not be queued. False when a worker has begun it, so that it must stay."""
+    """Delete a job that was not queued. False when it must stay: a worker has begun it, or another call knows it."""
     with db.write() as connection:
-        connection.execute(sa.delete(jobs).where(jobs.c.id == job_id, jobs.c.status == JobStatus.QUEUED))
+        unseen = jobs.c.id == job_id, jobs.c.status == JobStatus.QUEUED, jobs.c.returned.is_(False)
+        connection.execute(sa.delete(jobs).where(*unseen))
         return connection.scalar(sa.select(jobs.c.id).where(jobs.c.id == job_id)) is None
 
 
@@ -159,6 +164,14 @@ def retry_job(db: Database, job_id: int, max_row_errors: int | None) -> None:
                 f"job {job_id} has {job.row_errors} row errors; raise max_row_errors={spec.max_row_errors} to go on"
             )
         _move_job(connection, job_id, JobStatus.QUEUED, **renewed)
+
+
+@replayed
+def find_status(db: Database, job_id: int) -> JobStatus | None:
+    """Return a job's state; None where there is no such job."""
+    with db.read() as connection:
+        status = connection.scalar(sa.select(jobs.c.status).where(jobs.c.id == job_id))
+    return None if status is None else JobStatus(status)
 
 
 def lock_job(connection: sa.Connection, job_id: int) -> JobStatus:

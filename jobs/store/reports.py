@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from jobs.errors import JobNotFoundError
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.replay import replayed
-from schemas.job import JobInfo, JobSpec, JobStatus
+from schemas.job import JobInfo, JobSpec, JobStatus, ShardStatus
 from schemas.tables import (
     answers,
     backend_throughput,
@@ -20,6 +20,7 @@ from schemas.tables import (
     job_progress,
     jobs,
     row_errors,
+    shards,
     workers,
 )
 
@@ -212,8 +213,17 @@ def _rows(db: Database, statement: sa.Executable) -> list[dict[str, Any]]:
 
 def _jobs_with_progress() -> sa.Select[Any]:
     progress = job_progress.c
+    unfinished = shards.c.job_id == jobs.c.id, shards.c.status.in_([ShardStatus.QUEUED, ShardStatus.RUNNING])
+    last_error = (
+        sa.select(shards.c.last_error)
+        .where(*unfinished, shards.c.last_error.is_not(None))
+        .order_by(shards.c.number)
+        .limit(1)
+        .scalar_subquery()
+    )
     return sa.select(
         jobs,
+        last_error.label("last_error"),
         progress.shards_done,
         progress.answers,
         progress.unanswered,
@@ -235,6 +245,7 @@ def _job_info(row: sa.Row[Any]) -> JobInfo:
         unanswered=row.unanswered,
         row_errors=row.row_errors_so_far,
         error=row.error,
+        last_error=row.last_error,
         cancel_requested=row.cancel_requested_at is not None,
         created_at=row.created_at,
         started_at=row.started_at,

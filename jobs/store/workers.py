@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from jobs.store.database import Database, seconds_from_now
 from jobs.store.replay import replayed
+from jobs.urls import hide_secrets
 from schemas.tables import workers
 
 
@@ -86,7 +87,7 @@ def mark_ready(db: Database, worker_id: int, ready: WorkerReady) -> None:
 
 def mark_failed(db: Database, worker_id: int, error: str) -> None:
     """The worker could not boot."""
-    _update(db, worker_id, status="failed", error=error)
+    _update(db, worker_id, status="failed", error=hide_secrets(error))
 
 
 @replayed

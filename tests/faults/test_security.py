@@ -269,6 +269,6 @@ def test_passwords_of_a_broker_that_is_away_show_nowhere(service: Service, priva
     private_redis.stop()
     process = service.launch(broker_url=jobs.settings.SecretStr(url), log_level="DEBUG")
     assert process.wait(90) == 1
-    assert "redis://:***@127.0.0.1" in service.log
+    assert "redis://***@127.0.0.1" in service.log
     assert "hunter2" not in service.log
     assert os.environ.get("LAYA_BATCH_BROKER_URL") is None

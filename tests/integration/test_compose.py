@@ -11,7 +11,7 @@ import sqlalchemy as sa
 import yaml
 
 import jobs
-from jobs.settings import PREFIX, Settings
+from jobs.settings import PREFIX, SECRETS, Settings
 from schemas.cpus import allowed_cpus
 from schemas.tables import workers
 from tests.integration.service import QUESTIONS, WAIT_S, Service, make_texts, write_tickets
@@ -33,15 +33,29 @@ def command_of(words: list[str]) -> list[str]:
 
 
 def test_it_sets_only_settings_that_exist() -> None:
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | {f"{name}_FILE" for name in SECRETS}
     assert set(SERVICES["worker"]["environment"]) <= known
     assert SERVICES["worker"]["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
     assert "deploy" not in SERVICES["worker-cpu"] or SERVICES["worker-cpu"]["deploy"] == {}
 
 
+def test_each_profile_builds_its_own_torch_and_no_password_stands_in_a_url() -> None:
+    variants = {name: SERVICES[name]["build"]["args"]["VARIANT"] for name in ("worker", "worker-cpu")}
+    assert variants == {"worker": "gpu", "worker-cpu": "cpu"}
+    for name in ("migrate", "client", "worker", "worker-cpu"):
+        assert SERVICES[name]["init"] is True
+        assert SERVICES[name]["secrets"] == ["postgres_password"]
+        assert "PASSWORD}" not in str(SERVICES[name])
+    assert SERVICES["postgres"]["environment"]["POSTGRES_PASSWORD_FILE"] == "/run/secrets/postgres_password"
+    assert any(volume.endswith(":/output") for volume in SERVICES["client"]["volumes"])
+    assert "output" in COMPOSE["volumes"]
+
+
 def test_its_commands_migrate_work_and_report_health(service: Service) -> None:
+    (service.folder / "password").write_text("unused: trust is configured\n")
     local = {
         "LAYA_BATCH_DATABASE_URL": service.settings.resolved_database_url,
+        "LAYA_BATCH_DATABASE_PASSWORD_FILE": str(service.folder / "password"),
         "LAYA_BATCH_BROKER_URL": service.settings.require_broker_url(),
         "LAYA_BATCH_INPUT_ROOTS": str(service.folder),
         "LAYA_BATCH_CHECKPOINT": service.settings.checkpoint,

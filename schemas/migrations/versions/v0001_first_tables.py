@@ -70,6 +70,7 @@ def upgrade() -> None:
         sa.Column("spec", sa.JSON(), nullable=False),
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("idempotency_key", sa.Text(), nullable=True),
+        sa.Column("returned", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("rows", sa.BigInteger(), nullable=False),
         sa.Column("shards", sa.Integer(), nullable=False),
         sa.Column("questions", sa.Integer(), nullable=False),

@@ -1,7 +1,10 @@
+from pathlib import Path
+
 import pytest
+import sqlalchemy as sa
 
 from jobs.errors import SettingsError
-from jobs.settings import Settings, environment_of, load_settings, without_password
+from jobs.settings import PREFIX, SECRETS, Settings, environment_of, load_settings
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,17 +48,44 @@ def test_secrets_do_not_show_in_a_settings_text() -> None:
     assert "hunter2" not in str(settings.model_dump())
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://:pw@host:6379/0", "redis://:***@host:6379/0"),
-        ("rediss://me:pw@host/0", "rediss://me:***@host/0"),
-        ("redis://host/0", "redis://host/0"),
-        ("s3://key:p%40w@bucket/a?region=x", "s3://key:***@bucket/a?region=x"),
-    ],
-)
-def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
-    assert without_password(url) == shown
+def test_an_empty_variable_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    unset = load_settings()
+    for name in Settings.model_fields.keys() - {"data_dir"}:
+        monkeypatch.setenv(PREFIX + name.upper(), "")
+    for name in SECRETS:
+        monkeypatch.setenv(f"{name}_FILE", "")
+    assert load_settings() == unset
+
+
+def test_the_short_name_of_postgresql_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAYA_BATCH_DATABASE_URL", "postgres://u:p@h/d")
+    assert load_settings().resolved_database_url == "postgresql://u:p@h/d"
+
+
+def test_a_password_may_come_apart_and_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("p@s/w:ö#?\n")
+    monkeypatch.setenv("LAYA_BATCH_DATABASE_URL", "postgresql://laya@h:5432/d")
+    monkeypatch.setenv("LAYA_BATCH_DATABASE_PASSWORD_FILE", str(tmp_path / "password"))
+    settings = load_settings()
+    assert sa.make_url(settings.resolved_database_url).password == "p@s/w:ö#?"
+    assert sa.make_url(settings.resolved_database_url).host == "h"
+    for variable, value in environment_of(settings).items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.delenv("LAYA_BATCH_DATABASE_PASSWORD_FILE")
+    assert load_settings() == settings
+
+
+def test_a_secret_is_given_once_and_its_file_can_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LAYA_BATCH_BROKER_URL_FILE", str(tmp_path / "none"))
+    with pytest.raises(SettingsError, match=r"LAYA_BATCH_BROKER_URL_FILE: .*none cannot be read"):
+        load_settings()
+    monkeypatch.setenv("LAYA_BATCH_BROKER_URL", "redis://h/0")
+    with pytest.raises(SettingsError, match="both set"):
+        load_settings()
+    monkeypatch.setenv("LAYA_BATCH_LEASE_S_FILE", "x")
+    monkeypatch.delenv("LAYA_BATCH_BROKER_URL_FILE")
+    with pytest.raises(SettingsError, match="unknown setting LAYA_BATCH_LEASE_S_FILE"):
+        load_settings()
 
 
 def test_without_a_broker_the_error_says_what_to_set() -> None:
