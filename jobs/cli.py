@@ -17,14 +17,13 @@ from jobs import options
 from jobs.client import open_database
 from jobs.embedded import EmbeddedServer, count_devices, embedded_servers, embedded_worker, watch_job
 from jobs.errors import BrokerError, DatabaseError, InputError, LayaBatchError
-from jobs.hub import check_loadable
 from jobs.progress import mention_errors, show_progress
 from jobs.queue import configure_app, ping_workers
 from jobs.reading import choose_database, print_summary, reading, warn_of_questions
 from jobs.settings import Settings, environment_of, follow_up, load_settings
 from jobs.store import reports
 from jobs.store.database import Database
-from jobs.submission import resolve_checkpoint, resolve_routes, send_job
+from jobs.submission import send_job
 from jobs.terminal import is_utf8, never_fail_to_encode, printable, say, show_error, warn
 from schemas.job import JobInfo, JobStatus, TransitionError
 from schemas.question import QuestionSetError
@@ -81,9 +80,6 @@ def run(  # noqa: PLR0913 - one option each
         raise typer.BadParameter("--resume takes all but --max-row-errors and --data-dir from the job")
     _stop_on_signals()
     routes = options.read_pairs(route, "--route", "english=FOLDER or multilingual=FOLDER")
-    if resume is None:
-        for location in (resolve_routes(checkpoint, routes) or {"": resolve_checkpoint(checkpoint)}).values():
-            check_loadable(location, revision)
     with embedded_servers(load_settings(data_dir=data_dir)) as (settings, server), open_database(settings) as db:
         if resume is None:
             job = jobs.submit(

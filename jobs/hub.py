@@ -1,6 +1,6 @@
-"""Whether this machine can load a checkpoint from the Hugging Face Hub: asked by `run`, before anything is queued.
+"""Whether this machine can load a checkpoint from the Hugging Face Hub: asked before a job is queued for workers of this machine.
 
-`submit` does not ask: its workers may have another cache, and another way to the network.
+Not asked for a service's: its workers may have another cache, and another way to the network.
 """
 
 from jobs.errors import InputError

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from jobs.discovery import find_files
 from jobs.engine_options import check_engine_options
 from jobs.errors import BrokerError, DatabaseConflictError, IdempotencyError, InputError, SettingsError
+from jobs.hub import check_loadable
 from jobs.locations import is_url
 from jobs.planning import plan_job
 from jobs.question_fit import check_fit
@@ -94,6 +95,8 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
     options = replace(options, warnings=check_fit(spec))
     rows_per_shard = max(1, min(settings.rows_per_shard, MAX_SHARD_ANSWERS // len(spec.questions)))
     plan = plan_job(spec, rows_per_shard, settings.input_roots)
+    if settings.owns_database:  # which only this machine's workers can open
+        check_checkpoints(spec)
     check_broker(settings)
     try:
         job_id = lifecycle.create_job(db, spec, options, plan)
@@ -110,6 +113,12 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
         if lifecycle.forget_job(db, job_id):
             raise
     return job_id
+
+
+def check_checkpoints(spec: JobSpec) -> None:
+    """Raise InputError when this machine can load one of the job's checkpoints neither from its cache nor from the Hub."""
+    for location in spec.routes.values() if spec.routes else [spec.checkpoint]:
+        check_loadable(location, spec.revision)
 
 
 def _check_options(options: JobOptions, again: Again) -> None:
