@@ -1,4 +1,4 @@
-"""Whether this machine can load a checkpoint from the Hugging Face Hub: asked before a job is queued for workers of this machine.
+"""Whether this machine can load a checkpoint from the Hub: asked before a job is queued for its own workers.
 
 Not asked for a service's: its workers may have another cache, and another way to the network.
 """

@@ -116,7 +116,7 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
 
 
 def check_checkpoints(spec: JobSpec) -> None:
-    """Raise InputError when this machine can load one of the job's checkpoints neither from its cache nor from the Hub."""
+    """Raise InputError when one of the job's checkpoints is neither in this machine's cache nor to be had from the Hub."""
     for location in spec.routes.values() if spec.routes else [spec.checkpoint]:
         check_loadable(location, spec.revision)
 
