@@ -28,6 +28,7 @@ from schemas.checkpoints import ALIASES, NAMES, known_name, missing_files
 from schemas.job import MAX_PRIORITY, ROUTED_TO, ROUTER, JobSpec, JobStatus, TransitionError
 from schemas.question import check_questions
 from schemas.question_file import read_questions
+from schemas.question_text import word_questions
 
 _SEND_CHUNK_SHARDS = 1000
 MAX_SHARD_ANSWERS = 2**19  # rows x questions: a worker that goes on with a shard holds which of them are saved
@@ -116,7 +117,7 @@ def submit_job(db: Database, settings: Settings, spec: JobSpec, options: JobOpti
 
 
 def check_checkpoints(spec: JobSpec) -> None:
-    """Raise InputError when one of the job's checkpoints is neither in this machine's cache nor to be had from the Hub."""
+    """Raise InputError when this machine can load one of the checkpoints neither from its cache nor from the Hub."""
     for location in spec.routes.values() if spec.routes else [spec.checkpoint]:
         check_loadable(location, spec.revision)
 
@@ -180,13 +181,7 @@ def _made_before(db: Database, settings: Settings, key: str | None, spec: JobSpe
     made = None if key is None else lifecycle.find_by_key(db, key)
     if made is None:
         return None
-    answering = JobSpec.model_fields.keys() - {"max_row_errors"}  # a retry may have raised that
-    differing = sorted(field for field in answering if getattr(made.spec, field) != getattr(spec, field))
-    if differing:
-        raise IdempotencyError(
-            f"idempotency key {key!r} already made job {made.id}, which differs in {', '.join(differing)}; "
-            "use another key for another job"
-        )
+    check_same(key, made, spec)
     if not again.return_existing and (changes := _changed_files(made, spec, settings.input_roots)):
         raise IdempotencyError(
             f"idempotency key {key!r} already made job {made.id}, but its input files have changed since: {changes}; "
@@ -202,6 +197,20 @@ def _made_before(db: Database, settings: Settings, key: str | None, spec: JobSpe
         with suppress(BrokerError):  # queued it is; a sweep will send what this could not
             send_job(db, settings, made.id)
     return made.id
+
+
+def check_same(key: str | None, made: MadeBefore, spec: JobSpec) -> None:
+    """Raise IdempotencyError when the job that the key made asks for something else."""
+    answering = JobSpec.model_fields.keys() - {"max_row_errors"}  # a retry may have raised that
+    differing = {field for field in answering if getattr(made.spec, field) != getattr(spec, field)}
+    # Two dicts of other order are equal, but the model reads options, and an object's keys, in their order.
+    if set(word_questions(made.spec.questions)) != set(word_questions(spec.questions)):
+        differing.add("questions")
+    if differing:
+        raise IdempotencyError(
+            f"idempotency key {key!r} already made job {made.id}, which differs in {', '.join(sorted(differing))}; "
+            "use another key for another job"
+        )
 
 
 def _changed_files(made: MadeBefore, spec: JobSpec, roots: list[str]) -> str:

@@ -19,7 +19,7 @@ from schemas.job import (
     check_transition,
     states_before,
 )
-from schemas.question_text import json_line, word_questions
+from schemas.question_text import json_line
 from schemas.tables import input_files, jobs, levels, row_errors, shards
 
 NO_SUSPECTS = {"suspect_first_row": None, "suspect_last_row": None, "suspect_attempt": None, "suspect_deaths": 0}

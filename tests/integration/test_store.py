@@ -19,7 +19,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from jobs.engine_options import EngineOptions
-from jobs.errors import (
+from jobs.errors import (, IdempotencyError
     DatabaseConflictError,
     DatabaseError,
     DatabaseRefusedError,
@@ -31,7 +31,7 @@ from jobs.store.database import Database, seconds_from_now
 from jobs.store.leases import BatchRecord, RowError
 from jobs.store.lifecycle import JobOptions
 from jobs.store.recovery import EndedLeases, Unclaimed
-from jobs.submission import build_spec
+from jobs.submission import build_spec, check_same
 from schemas.job import Claim, JobSpec, JobStatus, TransitionError
 from schemas.message import ShardMessage
 from schemas.tables import MESSAGE_CHARS, batches, jobs, metadata, results, row_errors, shards
@@ -527,8 +527,11 @@ def test_options_in_another_order_are_another_question(db: Database) -> None:
         return build_spec(**asked, engine_options=EngineOptions())
 
     lifecycle.create_job(db, ask("a", "b"), JobOptions("job", 5, "k"), even_plan(1, ROWS))
+    made = lifecycle.find_by_key(db, "k")
+    assert made is not None
+    check_same("k", made, ask("a", "b"))
     with pytest.raises(IdempotencyError, match="which differs in questions"):
-        lifecycle.find_by_key(db, "k", ask("b", "a"))
+        check_same("k", made, ask("b", "a"))
 
 
 def test_an_idempotency_key_is_one_job(db: Database) -> None:
