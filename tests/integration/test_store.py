@@ -19,10 +19,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from jobs.engine_options import EngineOptions
-from jobs.errors import (, IdempotencyError
+from jobs.errors import (
     DatabaseConflictError,
     DatabaseError,
     DatabaseRefusedError,
+    IdempotencyError,
     JobNotFoundError,
     LeaseLostError,
 )
