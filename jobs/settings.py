@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     queue: str = Field(default="laya-batch", min_length=1, description="Name of the queue, if several share one Redis.")
     input_roots: Annotated[list[str], BeforeValidator(_split_roots), NoDecode] = Field(
         default=[],
-        description="Folders or URLs that workers may read under, by commas or as JSON; a URL's options hold for its files.",  # noqa: E501
+        description="Folders or URLs to read under, by commas or as JSON; a URL's options hold for its files.",
     )
     checkpoint: str = Field(
         default="english",
