@@ -14,7 +14,6 @@ from pyarrow import fs
 from jobs.errors import InputError, UnreadableInputError
 from jobs.locations import Roots, check_root, check_url, is_url, locate, open_input, short_error
 from jobs.terminal import is_utf8, printable
-from jobs.urls import shown_url
 from schemas.job import InputFile
 
 ENDINGS = (".parquet", ".parq", ".pq")  # in small or capital letters
@@ -53,10 +52,6 @@ def find_files(inputs: list[str], roots: Roots = ()) -> list[InputFile]:
     """
     files: list[InputFile] = []
     for name in inputs:
-        if is_url(name) and name != shown_url(name):
-            raise InputError(
-                f"{shown_url(name)}: what is hidden may be a secret; give it to the workers' environment instead"
-            )
         files += _find_remote(name, roots) if is_url(name) else _find_local(name)
     seen: set[str] = set()
     for file in files:

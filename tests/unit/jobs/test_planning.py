@@ -164,7 +164,7 @@ def test_a_file_named_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_url_with_a_secret_is_refused_without_showing_it() -> None:
-    with pytest.raises(InputError, match="may be a secret") as raised:
+    with pytest.raises(InputError, match=r"names a user|cannot set") as raised:
         find_files(["s3://key:hunter2@bucket/a.parquet"])
     assert "hunter2" not in str(raised.value)
 

@@ -47,6 +47,6 @@ def test_a_password_of_any_characters_stays_hidden(scheme: str, middle: str) -> 
 
 
 def test_an_input_with_a_secret_is_refused_without_showing_it() -> None:
-    with pytest.raises(InputError, match="what is hidden may be a secret") as raised:
+    with pytest.raises(InputError, match=r"names a user|cannot set|fragment") as raised:
         find_files(["s3://bucket/a.parquet?session_token=hunter2"])
     assert "hunter2" not in str(raised.value)
