@@ -11,7 +11,7 @@ ARCHES = ("sm_80", "sm_89", "sm_90")
 HALVES = (torch.bfloat16, torch.float16)
 TOKENS = (1, 7, 129, 1000, 4097)
 
-# Half of a unit in the last place of 1: what one rounding to the dtype can be off by, relative to the value.
+# What one rounding to the dtype is off by in many values together; in a few, chance may make it half as much again.
 ROUNDING = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12, torch.float32: 2.0**-24}
 
 
@@ -30,6 +30,11 @@ def random(*shape: int, dtype: torch.dtype, device: torch.device, scale: float =
 def poison(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """An output that shows every element nothing wrote."""
     return torch.full(shape, float("nan"), dtype=dtype, device=device)
+
+
+def one_rounding(want: Tensor, dtype: torch.dtype) -> float:
+    """Return the error of exact values rounded once to `dtype`, and a tenth of it for what float32 sums add."""
+    return 1.1 * error(want.to(dtype), want)
 
 
 def error(got: Tensor, want: Tensor) -> float:

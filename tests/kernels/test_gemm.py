@@ -8,7 +8,17 @@ from laya.errors import BackendError
 from laya.tl_kernels import reference
 from laya.tl_kernels.arguments import result
 from laya.tl_kernels.tiles import TABLE
-from tests.kernels.kernel_checks import ARCHES, HALVES, ROUNDING, TOKENS, error, gpu, needs_tilelang, poison, random
+from tests.kernels.kernel_checks import (
+    ARCHES,
+    HALVES,
+    TOKENS,
+    error,
+    gpu,
+    needs_tilelang,
+    one_rounding,
+    poison,
+    random,
+)
 
 CPU = torch.device("cpu")
 
@@ -69,7 +79,7 @@ def test_gpu_matches_float64(n: int, k: int, dtype: torch.dtype) -> None:
             out = poison(tokens, n, dtype=dtype, device=device)
             assert tl_kernels.gemm(x, weight, offset, out) is out
             want = reference.gemm(x.double(), weight.double(), None if offset is None else offset.double())
-            assert error(out, want) < ROUNDING[dtype], (tokens, offset is None)
+            assert error(out, want) < one_rounding(want, dtype), (tokens, offset is None)
 
 
 @pytest.mark.gpu

@@ -11,7 +11,17 @@ from laya.attention import rotary_table, rotate
 from laya.errors import BackendError
 from laya.tl_kernels import reference
 from laya.tl_kernels.tiles import SAFE, TABLE
-from tests.kernels.kernel_checks import ARCHES, HALVES, ROUNDING, TOKENS, error, gpu, needs_tilelang, poison, random
+from tests.kernels.kernel_checks import (
+    ARCHES,
+    HALVES,
+    TOKENS,
+    error,
+    gpu,
+    needs_tilelang,
+    one_rounding,
+    poison,
+    random,
+)
 
 QKV = TABLE[9, 0].qkv
 assert QKV is not None
@@ -72,7 +82,7 @@ def test_gpu_matches_float64(heads: int, width: int, dtype: torch.dtype) -> None
         want = reference.rope(qkv.double(), positions, turns.double())
         values = qkv[:, 2].clone()
         assert tl_kernels.rope(qkv, positions, turns, 1024) is qkv
-        assert error(qkv[:, :2], want[:, :2]) < ROUNDING[dtype], tokens
+        assert error(qkv[:, :2], want[:, :2]) < one_rounding(want[:, :2], dtype), tokens
         assert torch.equal(qkv[:, 2], values)
 
 
@@ -128,7 +138,7 @@ def test_gpu_rotates_what_the_product_makes(heads: int, width: int, dtype: torch
         for tile in tiles:
             out = poison(tokens, 3, heads, width, dtype=dtype, device=device)
             assert tl_kernels.gemm_rope(x, weight, positions, turns, 1024, tile, out) is out
-            assert error(out, want) < ROUNDING[dtype], (tokens, tile)
+            assert error(out, want) < one_rounding(want, dtype), (tokens, tile)
 
 
 @pytest.mark.gpu
