@@ -45,9 +45,12 @@ class MadeBefore:
     files: dict[str, tuple[int, str]]  # by name: size and time of change
 
 
-@repeated
+@replayed
 def find_by_key(db: Database, key: str) -> MadeBefore | None:
     """Return the job that this idempotency key made before, which stays from now on, or None."""
+    with db.read() as connection:
+        if connection.scalar(sa.select(jobs.c.id).where(jobs.c.idempotency_key == key)) is None:
+            return None
     with db.write() as connection:
         # Marked first: the call that made it may be about to delete it, because the broker refused its messages.
         marked = sa.update(jobs).where(jobs.c.idempotency_key == key).values(returned=True)
