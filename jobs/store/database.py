@@ -154,8 +154,14 @@ class Database:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise DatabaseError(f"the folder {folder} cannot be made: {error.strerror}") from error
-        if self._revision() == _head_revision():
+        current = self._revision()
+        if current == _head_revision():
             return  # without a writer's lock: the embedded database is opened so by every call
+        if current is not None and current not in _known_revisions():
+            raise DatabaseError(
+                f"the database {self.shown_url} has schema {current}, which this version does not know: another version "
+                "made it; use that one, or another database (--data-dir, LAYA_BATCH_DATABASE_URL)"
+            )
         with self.write() as connection:
             if not self.is_sqlite:
                 self._check_encoding(connection)
@@ -275,6 +281,10 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 def _head_revision() -> str | None:
     return ScriptDirectory.from_config(_alembic_config()).get_current_head()
+
+
+def _known_revisions() -> set[str]:
+    return {script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions()}
 
 
 def _alembic_config() -> Config:

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from jobs.errors import DatabaseError
 from jobs.store.database import Database, _alembic_config
 from schemas.tables import metadata
 
@@ -54,3 +56,14 @@ def test_every_reference_has_an_index() -> None:
         unique = [c for c in table.constraints if isinstance(c, sa.UniqueConstraint | sa.PrimaryKeyConstraint)]
         first = {next(iter(index.columns)).name for index in [*table.indexes, *unique] if len(index.columns)}
         assert {column.name for column in table.columns if column.foreign_keys} <= first, table.name
+
+
+def test_a_database_of_an_unknown_version_is_left_as_it_is(database_url: str) -> None:
+    db = Database(database_url)
+    db.migrate()
+    with db.write() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = 'of tomorrow'"))
+    for use in (db.migrate, db.check_schema):
+        with pytest.raises(DatabaseError, match="has schema of tomorrow"):
+            use()
+    db.close()

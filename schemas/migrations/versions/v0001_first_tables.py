@@ -5,7 +5,7 @@ from alembic import op
 
 from schemas.tables import Id, UtcTime
 
-revision = "0001"
+revision = "v1"
 down_revision = None
 
 # What people ask for most, without having to know how the tables hang together. The same text serves both databases.
