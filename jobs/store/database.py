@@ -159,8 +159,8 @@ class Database:
             return  # without a writer's lock: the embedded database is opened so by every call
         if current is not None and current not in _known_revisions():
             raise DatabaseError(
-                f"the database {self.shown_url} has schema {current}, which this version does not know: another version "
-                "made it; use that one, or another database (--data-dir, LAYA_BATCH_DATABASE_URL)"
+                f"the database {self.shown_url} has schema {current}, which this version does not know: another "
+                "version made it; use that one, or another database (--data-dir, LAYA_BATCH_DATABASE_URL)"
             )
         with self.write() as connection:
             if not self.is_sqlite:
