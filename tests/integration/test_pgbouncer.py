@@ -10,7 +10,7 @@ import sqlalchemy as sa
 import jobs
 from jobs.store import leases, recovery
 from jobs.store.database import IDLE_IN_TRANSACTION_S, LOCK_TIMEOUT_S, Database
-from jobs.store.recovery import LEFT_OPEN_S
+from jobs.store.recovery import LEFT_OPEN_S, EndedLeases
 from schemas.tables import batches, results, shards
 from tests.integration.service import QUESTIONS, make_texts, serve, write_tickets
 from tests.integration.test_store import make_job, must_claim
@@ -96,6 +96,7 @@ def test_the_locks_of_a_frozen_worker_fall_with_its_lease(pgbouncer: PgBouncer, 
         with pytest.raises(jobs.DatabaseError), frozen.write() as connection:
             connection.execute(sa.update(shards).values(last_error="half done"))
             time.sleep(LEFT_OPEN_S + 0.2)
-            assert [lost.shard_id for lost in recovery.expire_leases(sweeper, 3)] == [claimed.shard_id]
+            ended = EndedLeases(recovery.read_clock(sweeper))
+            assert [lost.shard_id for lost in recovery.expire_leases(sweeper, ended, 3)] == [claimed.shard_id]
         with sweeper.read() as connection:
             assert connection.scalar(sa.select(shards.c.last_error)) == "the worker vanished: its lease ended"
