@@ -80,7 +80,8 @@ def main() -> None:
     app.worker_main(
         [
             *("worker", "--pool=prefork", "--concurrency=1", f"--hostname={name}", f"--loglevel={settings.log_level}"),
-            *("--without-gossip", "--without-mingle", "--queues", settings.queue),
+            # Celery's heartbeats would be sent in its loop, which stands still while the broker does not answer.
+            *("--without-gossip", "--without-mingle", "--without-heartbeat", "--queues", settings.queue),
         ]
     )
     sys.exit(watch.exit_code)

@@ -3,6 +3,7 @@
 Cut *before* the COMMIT arrives, the transaction is undone; cut *after*, it is done. The client sees the same.
 """
 
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -84,16 +85,16 @@ class CommitProxy:
 class SilentProxy(CommitProxy):
     """Passes everything on, until the lines that there are fall silent: open, but nothing comes through any more.
 
-    As when a firewall forgets them. New ones are well.
+    As when a firewall forgets them. New ones are well, unless they are to be silent, too: accepted, and never answered.
     """
 
     def __init__(self, server_port: int) -> None:
         super().__init__(server_port)
         self._lines = 0
-        self._silent = 0  # the last that is
+        self._silent = 0.0  # the last that is
 
-    def silence(self) -> None:
-        self._silent = self._lines
+    def silence(self, new_ones: bool = False) -> None:
+        self._silent = math.inf if new_ones else self._lines
 
     def _serve(self, client: socket.socket) -> None:
         with self._lock:

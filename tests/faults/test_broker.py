@@ -1,5 +1,6 @@
 """Redis restarted empty, frozen, cut off and filled, while a job is submitted and while it is scored."""
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,12 @@ from tests.faults.report import FaultReport
 from tests.faults.scenes import QUICK, Scene, costs, start_workers, submit_file, timed
 from tests.faults.servers import PrivateRedis
 from tests.integration.service import make_texts, serve, write_tickets
+from worker.watch import DRAIN_TIMEOUT_S
 
 WITHIN_S = 60.0  # of the fault's end, workers go on by themselves
 FAULT_S = 3.0
 NOTICED_S = 32.0
+UNREACHABLE_S = 60.0
 
 
 @contextmanager
@@ -102,10 +105,9 @@ def test_a_submit_leaves_nothing_or_a_job_and_may_be_repeated_during(
     report.record(f"{name}, during a submit", times=1, **costs(count), recover_s=time.monotonic() - ended_at)
 
 
-def test_a_line_that_falls_silent_is_noticed_within_half_a_minute(
-    private_redis: PrivateRedis, tmp_path: Path, tiny_checkpoint: Path
-) -> None:
-    """The poll of an idle worker on it may be answered with a message, which is lost: a sweep sends it again."""
+@pytest.fixture
+def distant(private_redis: PrivateRedis, tmp_path: Path, tiny_checkpoint: Path) -> Iterator[tuple[Scene, SilentProxy]]:
+    """A warm worker that reaches Redis through a proxy, which the submitter does not."""
     url = f"sqlite:///{tmp_path / 'test.db'}"
     quick = {**QUICK, "checkpoint": str(tiny_checkpoint)}
     with SilentProxy(private_redis.port) as proxy, serve(url, private_redis.url, tmp_path, **quick) as service:
@@ -113,8 +115,28 @@ def test_a_line_that_falls_silent_is_noticed_within_half_a_minute(
         line = private_redis.url.replace(str(private_redis.port), str(proxy.port))
         scene.supervisors = start_workers(service, 1, broker_url=SecretStr(line))
         scene.finish(scene.submit(10))
-        child = scene.child_of(scene.supervisors[0])
-        proxy.silence()
-        job = scene.submit(10)
-        assert scene.await_answers(job) < NOTICED_S
-        assert scene.child_of(scene.supervisors[0]) == child  # no model was loaded again
+        yield scene, proxy
+
+
+def test_a_line_that_falls_silent_is_noticed_within_half_a_minute(distant: tuple[Scene, SilentProxy]) -> None:
+    """The poll of an idle worker on it may be answered with a message, which is lost: a sweep sends it again."""
+    scene, proxy = distant
+    child = scene.child_of(scene.supervisors[0])
+    proxy.silence()
+    job = scene.submit(10)
+    assert scene.await_answers(job) < NOTICED_S
+    assert scene.child_of(scene.supervisors[0]) == child  # no model was loaded again
+
+
+@pytest.mark.faults  # a minute and a half
+def test_a_broker_that_answers_no_new_line_either_is_noticed_and_a_signal_heeded(
+    distant: tuple[Scene, SilentProxy],
+) -> None:
+    scene, proxy = distant
+    (supervisor,) = scene.supervisors
+    proxy.silence(new_ones=True)
+    assert timed(lambda: scene.service.wait_for(lambda: "Cannot connect to redis" in scene.service.log)) < UNREACHABLE_S
+    supervisor.send_signal(signal.SIGTERM)
+    assert timed(lambda: supervisor.wait(DRAIN_TIMEOUT_S)) < DRAIN_TIMEOUT_S / 2
+    assert supervisor.returncode == 0
+    assert "does not end" not in scene.service.log  # it was not killed
