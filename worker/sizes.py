@@ -19,6 +19,15 @@ def row_bytes(rows: pa.RecordBatch) -> Sizes:
     return reduce(np.add, map(_value_bytes, rows.columns), np.zeros(rows.num_rows, np.int64))
 
 
+def is_shared(kind: pa.DataType) -> bool:
+    """Whether several rows of such a column may share a value in memory: then they hold more than its `nbytes`."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return is_shared(kind.storage_type)
+    if any(is_kind(kind) for is_kind in _SHARED):
+        return True
+    return any(is_shared(kind.field(i).type) for i in range(kind.num_fields))
+
+
 def _value_bytes(array: pa.Array) -> Sizes:
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -74,4 +83,8 @@ _COUNTS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], Sizes]]
     (is_list, _list_bytes),
     (types.is_map, _map_bytes),
     (lambda kind: is_text(kind) or is_bytes(kind), _text_bytes),
+)
+_SHARED: tuple[Callable[[pa.DataType], bool], ...] = (
+    *(types.is_dictionary, types.is_run_end_encoded),
+    *(types.is_string_view, types.is_binary_view, types.is_list_view, types.is_large_list_view),
 )

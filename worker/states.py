@@ -13,7 +13,7 @@ from jobs.store.leases import RowError
 from jobs.values import Unreadable, id_texts, json_values
 from schemas.job import JobSpec
 from schemas.question import WHOLE_ROW
-from worker.sizes import row_bytes
+from worker.sizes import is_shared, row_bytes
 
 MAX_ROW_BYTES = 40_000_000  # the most that the engine's limit of ten million characters may take in UTF-8
 MAX_ID_BYTES = 10_000
@@ -60,6 +60,10 @@ def read_id(ids: pa.Array) -> str | None:
 
 def add_rows(window: Window, spec: JobSpec, rows: pa.RecordBatch, first_row_number: int) -> int:
     """Add rows to the window, as states or as errors; returns how many bytes they hold."""
+    total = int(rows.nbytes)
+    if total <= MAX_ROW_BYTES and not any(map(is_shared, rows.schema.types)):  # as nearly always, and quick to see
+        _convert_rows(window, spec, rows, first_row_number)
+        return total
     sizes = row_bytes(rows)
     total = int(sizes.sum())
     if total <= MAX_ROW_BYTES:

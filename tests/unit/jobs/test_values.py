@@ -14,7 +14,7 @@ from jobs.columns import _has_no_json, merge_types
 from jobs.times import date_text, duration_text, timestamp_text
 from jobs.values import Unreadable, id_texts, json_values
 from tests.arrow_values import arrays, not_utf8
-from worker.sizes import row_bytes
+from worker.sizes import is_shared, row_bytes
 
 UUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -54,6 +54,13 @@ def test_the_bytes_of_a_row_do_not_depend_on_its_neighbours(array: pa.Array) -> 
     sizes = row_bytes(pa.record_batch({"a": array})).tolist()
     alone = [row_bytes(pa.record_batch({"a": array.slice(row, 1)}))[0] for row in range(len(array))]
     assert sizes == pytest.approx(alone, abs=64)
+
+
+@settings(max_examples=200, deadline=None)
+@given(arrays())
+def test_rows_that_share_no_value_hold_no_more_than_the_memory_of_their_column(array: pa.Array) -> None:
+    for rows in (pa.record_batch({"a": array}), pa.record_batch({"a": array.slice(1)})):
+        assert is_shared(array.type) or row_bytes(rows).sum() <= rows.nbytes
 
 
 @given(arrays())

@@ -17,7 +17,7 @@ from tests.arrow_values import not_utf8
 from tests.plans import planned_claims
 from worker.parquet import ForwardReader
 from worker.reader import read_windows
-from worker.states import Window
+from worker.states import MAX_ROW_BYTES, Window, add_rows
 
 QUESTIONS = {"q": {"type": "noul", "instructions": "x"}}
 
@@ -219,6 +219,27 @@ def test_a_dictionary_is_not_counted_for_each_of_its_rows(tmp_path: Path) -> Non
         (claim,) = planned_claims(spec, 1000)
         (window,) = read_windows(claim, [], 1000)  # one: of 32 MB of texts, or of 200 bytes
         assert (len(window.states), window.errors) == (64, [])
+
+
+LARGE = pa.array(["x" * (MAX_ROW_BYTES // 2 + 1)])
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        pa.DictionaryArray.from_arrays(pa.array([0, 0]), LARGE),
+        pa.ListViewArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array([1, 1], pa.int32()), LARGE),
+    ],
+    ids=["dictionary", "list view"],
+)
+def test_a_value_that_a_row_holds_twice_counts_twice_though_it_is_in_memory_once(twice: pa.Array) -> None:
+    rows = pa.record_batch({"text": pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), twice)})
+    assert rows.nbytes <= MAX_ROW_BYTES
+    window = Window([], [], [], [], [])
+    spec = JobSpec(inputs=["a.parquet"], questions=QUESTIONS, state=["text"])
+    assert add_rows(window, spec, rows, 5) > MAX_ROW_BYTES
+    (error,) = window.errors
+    assert (error.row_number, error.code, window.states) == (5, "too_large", [])
 
 
 def test_an_id_that_is_not_utf8_is_an_error_of_its_row_and_invents_nothing(tmp_path: Path) -> None:
