@@ -25,9 +25,8 @@ from schemas.tables import (
 )
 
 RESULT_CHUNK_ROWS = 10_000
-PAUSE = timedelta(
-    seconds=10
-)  # between the batches of one shard and the next there may be less: opening a file, a claim
+# Between the batches of one shard and the next there may be less: opening a file, a claim.
+PAUSE = timedelta(seconds=10)
 
 RESULT_SCHEMA = pa.schema(
     [

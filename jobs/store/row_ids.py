@@ -45,6 +45,6 @@ def _ids_by_row(table: sa.Table, job_id: int) -> sa.Select[tuple[int, str]]:
 
 @repeated
 def _keep(db: Database, job: JobInfo, null_ids: int, repeated_ids: int) -> None:
-    unchanged = jobs.c.id == job.id, jobs.c.status == job.status  # not retried meanwhile
+    unchanged = jobs.c.id == job.id, jobs.c.finished_at == job.finished_at  # not retried meanwhile
     with db.write() as connection:
         connection.execute(sa.update(jobs).where(*unchanged).values(null_ids=null_ids, repeated_ids=repeated_ids))

@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ from jobs.errors import InputError
 from jobs.planning import plan_job
 from jobs.store import lifecycle, reports
 from jobs.store.database import Database
-from jobs.store.leases import RowError, claim_shard, finish_shard, save_row_errors
+from jobs.store.leases import RowError, claim_shard, fail_shard, finish_shard, save_row_errors
 from jobs.store.lifecycle import JobOptions
 from jobs.store.recovery import list_queued
 from jobs.store.row_ids import with_id_counts
 from jobs.submission import build_spec
-from schemas.job import JobSpec
+from schemas.job import JobInfo, JobSpec
 from schemas.message import ShardMessage
 from schemas.tables import row_errors
 from tests.arrow_values import not_utf8
@@ -85,3 +86,23 @@ def test_ids_are_counted_once_when_the_job_has_ended(db: Database, tmp_path: Pat
         assert (job.null_ids, job.repeated_ids) == (1, 3)
         with db.write() as connection:  # counted before: this is not looked at again
             connection.execute(sa.delete(row_errors))
+
+
+def test_a_count_from_before_a_retry_is_not_kept(db: Database, tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", ["x"])
+    asked = spec(tmp_path)
+    job_id = lifecycle.create_job(db, asked, JobOptions(), plan_job(asked, 10, []))
+
+    def fail() -> JobInfo:
+        (queued,) = list_queued(db, job_id)
+        claim = claim_shard(db, ShardMessage(job_id=job_id, shard_id=queued.shard_id), "w", 60)
+        assert claim is not None
+        fail_shard(db, claim, "boom", 1)
+        return reports.get_job(db, job_id)
+
+    before = fail()
+    time.sleep(0.01)  # SQLite's clock has milliseconds
+    lifecycle.retry_job(db, job_id, None)
+    assert fail().status == before.status
+    assert with_id_counts(db, before).null_ids == 0
+    assert reports.get_job(db, job_id).null_ids is None
