@@ -17,7 +17,7 @@ from tests.faults.poisoned import finish, make_faulty, submit
 from tests.integration.service import Service, make_texts, serve, write_tickets
 
 NIGHTLY = 60  # shards
-SOON = 20  # shards, of which the worker ends a few a second
+SOON = 40  # shards, of which the worker ends a few a second; far fewer than wait
 QUICK = {"rows_per_shard": 10, "rows_per_window": 10, "resend_s": 0.5, "sweep_s": 0.5, "max_attempts": 1000}
 
 
