@@ -29,10 +29,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> Iterator[None]:
-    """What a test starts can be interrupted, also where the shell of these tests ignores Ctrl-C: that is inherited."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let what a test starts heed Ctrl-C and a closed terminal, also under nohup, whose ignoring is inherited."""
+    heeded = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in heeded.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def missing_service(what: str) -> None:

@@ -1,11 +1,13 @@
 """How many rows of a job have no id, or one that another row has, too."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import sqlalchemy as sa
 
+from jobs.errors import DatabaseError
 from jobs.store.database import Database
-from jobs.store.replay import repeated, replayed
+from jobs.store.replay import replayed
 from schemas.job import JobInfo
 from schemas.tables import jobs, results, row_errors
 
@@ -15,7 +17,8 @@ def with_id_counts(db: Database, job: JobInfo) -> JobInfo:
     if not job.is_finished or job.spec.row_id is None or job.null_ids is not None:
         return job
     null_ids, repeated_ids = _count(db, job.id)
-    _keep(db, job, null_ids, repeated_ids)
+    with suppress(DatabaseError):  # who may only read counts again the next time
+        _keep(db, job, null_ids, repeated_ids)
     return replace(job, null_ids=null_ids, repeated_ids=repeated_ids)
 
 
@@ -43,7 +46,6 @@ def _ids_by_row(table: sa.Table, job_id: int) -> sa.Select[tuple[int, str]]:
     )
 
 
-@repeated
 def _keep(db: Database, job: JobInfo, null_ids: int, repeated_ids: int) -> None:
     unchanged = jobs.c.id == job.id, jobs.c.finished_at == job.finished_at  # not retried meanwhile
     with db.write() as connection:

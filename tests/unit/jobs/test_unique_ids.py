@@ -1,4 +1,5 @@
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,16 @@ def test_a_count_from_before_a_retry_is_not_kept(db: Database, tmp_path: Path) -
     assert fail().status == before.status
     assert with_id_counts(db, before).null_ids == 0
     assert reports.get_job(db, job_id).null_ids is None
+
+
+def test_ids_are_counted_in_a_database_that_may_only_be_read(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", ["x"])
+    asked = spec(tmp_path)
+    with closing(Database(f"sqlite:///{tmp_path / 'test.db'}")) as db:
+        db.migrate()
+        job_id = lifecycle.create_job(db, asked, JobOptions(), plan_job(asked, 10, []))
+        lifecycle.request_cancel(db, job_id)
+    with closing(Database(f"sqlite:///file:{tmp_path / 'test.db'}?mode=ro&uri=true")) as db:
+        job = reports.get_job(db, job_id)
+        assert job.is_finished
+        assert (job.null_ids, with_id_counts(db, job).null_ids) == (None, 0)
