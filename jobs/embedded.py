@@ -134,7 +134,7 @@ def watch_job(
             if any(reason.startswith(_PERMANENT) for reason in reasons):
                 with suppress(LayaBatchError):
                     lifecycle.request_cancel(db, job_id)
-                go_on = f"job {job_id} is cancelled, since every attempt would end so: mend the checkpoint, or name another"
+                go_on = f"job {job_id} is cancelled, as each attempt would end so: mend the checkpoint, or name another"
             raise EmbeddedError(f"the worker ended: {'; '.join(reasons)} (its log: {log_file}); {go_on}")
         if not embedded.server.is_running():
             raise EmbeddedError(f"the embedded Valkey server ended; {go_on}")

@@ -155,7 +155,7 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_the_run_with_the_reason(
     error = cli(*run_arguments(broken), code=1).stderr
     assert "the worker ended" in error
     assert "encoder/config.json" in error
-    assert "job 1 is cancelled, since every attempt would end so: mend the checkpoint, or name another" in error
+    assert "job 1 is cancelled, as each attempt would end so: mend the checkpoint, or name another" in error
     assert "--resume" not in error
 
 
