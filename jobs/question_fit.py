@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schemas.checkpoints import NAMES
+from jobs.hub import find_cached
 from schemas.job import JobSpec
 from schemas.question import QuestionSetError
 from schemas.question_text import SequenceLimits, count_distinct, cut_head, why_alike, why_unfit, word_questions
@@ -70,17 +70,7 @@ def _find_files(location: str, revision: str | None) -> tuple[Path, Path] | None
     if Path(location).is_dir():
         found = [Path(location) / name for name in (AGENT_CONFIG, TOKENIZER)]
     else:
-        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - a quarter of a second, for Hub names alone
-        from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
-
-        owner, _, rest = NAMES.get(location, location).partition("/")
-        repository, _, subfolder = rest.partition("/")
-        names = [f"{subfolder}/{name}".lstrip("/") for name in (AGENT_CONFIG, TOKENIZER)]
-        try:
-            cached = [try_to_load_from_cache(f"{owner}/{repository}", name, revision=revision) for name in names]
-        except HFValidationError:
-            return None
-        found = [Path(path) for path in cached if isinstance(path, str)]
+        found = find_cached(location, (AGENT_CONFIG, TOKENIZER), revision)
     return (found[0], found[1]) if len(found) == 2 and all(path.is_file() for path in found) else None
 
 

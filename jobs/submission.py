@@ -33,7 +33,10 @@ from schemas.question_text import word_questions
 _SEND_CHUNK_SHARDS = 1000
 MAX_SHARD_ANSWERS = 2**19  # rows x questions: a worker that goes on with a shard holds which of them are saved
 _SHOWN_FILES = 3
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(/[\w.-]+)*")
+# What the Hub takes for a repository, and a folder in it.
+_HUB_ID = re.compile(
+    r"\b((?!--|\.\.)[\w.-])+\b/\b((?!--|\.\.)[\w.-]){1,96}\b(?<!\.git)(/[\w.-]+)*",
+)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,15 @@ from huggingface_hub.errors import (
 )
 
 from laya.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, MissingFileError
-from schemas.checkpoints import NAMES, REQUIRED_FILES, REVIEWED, REVIEWED_COMMITS, TOKENIZER_CONFIGS, known_name
+from schemas.checkpoints import (
+    NAMES,
+    REQUIRED_FILES,
+    REVIEWED,
+    REVIEWED_COMMITS,
+    TOKENIZER_CONFIGS,
+    known_name,
+    split_hub_id,
+)
 
 
 @dataclass(frozen=True)
@@ -85,12 +93,10 @@ def _choose_revision(repository: str, hub: HubOptions) -> str | None:
 
 
 def _fetch(name: str, hub_id: str, hub: HubOptions) -> Location:
-    owner, _, rest = hub_id.partition("/")
-    repository, _, subfolder = rest.partition("/")
+    repository, subfolder = split_hub_id(hub_id)
     nowhere = f"{name!r}: no such folder, and no name ({', '.join(NAMES)}) or Hub id (owner/repository[/subfolder])"
     if not repository or ".." in subfolder.split("/"):
         raise CheckpointNotFoundError(nowhere)
-    repository = f"{owner}/{repository}"
     revision = _choose_revision(repository, hub)
     files = [f"{subfolder}/{file}".lstrip("/") for file in (*REQUIRED_FILES, *TOKENIZER_CONFIGS)]
     try:

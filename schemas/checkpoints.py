@@ -41,6 +41,13 @@ def known_name(name: str) -> str | None:
     return asked if asked in NAMES else None
 
 
+def split_hub_id(hub_id: str) -> tuple[str, str]:
+    """Return the repository (owner/name) that a Hub id means, and the folder in it; empty where the id has none."""
+    owner, _, rest = hub_id.partition("/")
+    name, _, subfolder = rest.partition("/")
+    return (f"{owner}/{name}" if name else ""), subfolder
+
+
 def missing_files(folder: Path) -> list[str]:
     """Return the files that a checkpoint's folder should hold and does not."""
     missing = [file for file in REQUIRED_FILES if not (folder / file).is_file()]
