@@ -26,7 +26,10 @@ _REDIS_SERVER = re.compile(r"rediss?://([^/?#]*@)?(\[[^\]]+\]|[^/?#@:\[\]]+)(:\d
 
 def _split_roots(roots: object) -> object:
     if isinstance(roots, str) and roots.lstrip().startswith("["):
-        return json.loads(roots)
+        try:
+            return json.loads(roots)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"begins like a JSON list and is none: {error}") from error
     return [root.strip() for root in roots.split(",") if root.strip()] if isinstance(roots, str) else roots
 
 

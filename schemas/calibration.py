@@ -79,6 +79,8 @@ def parse(raw: bytes) -> dict[str, Any]:
     """Return a calibration's content. Raises ValueError where it is none."""
     try:
         content = json.loads(raw)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"expected a JSON object: {error}") from error
     except RecursionError as error:
         raise ValueError("expected a JSON object, found one nested too deeply") from error
     if (problem := find_problem(content)) is not None:

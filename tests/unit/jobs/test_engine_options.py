@@ -80,6 +80,13 @@ def test_a_file_that_is_no_calibration_is_refused_by_name(tmp_path: Path, text: 
     assert len(text) < MAX_FILE_BYTES or text[0] == "x"
 
 
+def test_a_file_that_is_not_json_is_told_apart(tmp_path: Path) -> None:
+    file = tmp_path / "cal.json"
+    file.write_text("temperature: 2")
+    with pytest.raises(InputError, match=r"calibration .*cal\.json: expected a JSON object: Expecting value"):
+        check(calibration=file)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

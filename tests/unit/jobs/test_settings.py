@@ -20,6 +20,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest_name(monkeypatch: pytes
         ("LAYA_BATCH_ROWS_PER_SHARD", "0", "greater than 0"),
         ("LAYA_BATCH_LEASE_S", "soon", "valid number"),
         ("LAYA_BATCH_BACKEND", "fast", "'auto', 'eager'"),
+        ("LAYA_BATCH_INPUT_ROOTS", "[/data", "begins like a JSON list and is none"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name_without_showing_it(
