@@ -135,7 +135,7 @@ def _authority(parts: SplitResult) -> str:
 
 
 def _lies_under(name: str, root: str) -> bool:
-    local_name, local_root = _local_path(name), _local_path(root)
+    local_name, local_root = local_path(name), local_path(root)
     if local_name is not None and local_root is not None:
         return Path(local_name).resolve().is_relative_to(Path(local_root).resolve())
     if local_name is not None or local_root is not None:
@@ -147,7 +147,7 @@ def _lies_under(name: str, root: str) -> bool:
     return same_place and ".." not in path and path[: len(below)] == below
 
 
-def _local_path(name: str) -> str | None:
+def local_path(name: str) -> str | None:
     """Return where a file of this machine lies, be it named by a path or a URL; None for any other."""
     if not is_url(name):
         return name

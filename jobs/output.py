@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from jobs.errors import LayaBatchError, OutputError
-from jobs.locations import is_url, open_input, open_url
+from jobs.locations import is_url, local_path, open_input, open_url
 from jobs.terminal import is_utf8, printable
 
 ENDINGS = (".parquet", ".pq")
@@ -89,15 +89,24 @@ def _partial_file(file: OutputFile, overwrite: bool) -> Iterator[str]:
     partial = f"{folder}/.{name[:100]}.{uuid4().hex[:12]}.partial"
     try:
         yield partial
-        if not overwrite and file.filesystem.get_file_info(file.path).type is not fs.FileType.NotFound:
-            raise OutputError(f"{file.name}: was made by someone else meanwhile; it is left as it is")
-        file.filesystem.move(partial, file.path)
+        _put_in_place(file, partial, overwrite)
     except OSError as error:
         raise OutputError(f"{file.name}: cannot be written: {_reason(error)}") from error
     finally:
         with suppress(OSError):
             if file.filesystem.get_file_info(partial).is_file:
                 file.filesystem.delete_file(partial)
+
+
+def _put_in_place(file: OutputFile, partial: str, overwrite: bool) -> None:
+    if not overwrite and file.is_local:
+        # A move would replace what was made since one looked; a link does not. Some filesystems have none.
+        with suppress(OSError):
+            os.link(partial, file.path)
+            return
+    if not overwrite and file.filesystem.get_file_info(file.path).type is not fs.FileType.NotFound:
+        raise OutputError(f"{file.name}: was made by someone else meanwhile; it is left as it is")
+    file.filesystem.move(partial, file.path)
 
 
 def _locate(name: str) -> OutputFile:
@@ -115,13 +124,14 @@ def _locate(name: str) -> OutputFile:
 
 def _is_same(file: OutputFile, input_file: str) -> bool:
     """Whether an input is this file, under whatever name: a link, another spelling, the same object of a store."""
-    filesystem, path = open_input(input_file)
-    if isinstance(filesystem, fs.LocalFileSystem) != file.is_local:
-        return False
-    if not file.is_local:
+    local = local_path(input_file)
+    if (local is not None) != file.is_local:
+        return False  # without opening the input's filesystem, which may be out of reach
+    if local is None:
+        filesystem, path = open_input(input_file)
         return bool(filesystem.type_name == file.filesystem.type_name and path == file.path)
     try:
-        return Path(path).samefile(file.path)
+        return Path(local).samefile(file.path)
     except OSError:  # the input is gone
         return False
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -140,6 +141,33 @@ def test_an_export_that_finds_another_at_its_end_leaves_that_alone(tmp_path: Pat
         write_parquet(file, next(batches(1)).schema, batches(1), False)
     assert Path(file.path).read_text() == "another's"
     assert left_over(tmp_path) == []
+
+
+def test_of_exports_that_end_at_once_one_makes_the_file(tmp_path: Path) -> None:
+    schema = next(batches(1)).schema
+    for number in range(50):
+        path, ends = tmp_path / f"{number}.parquet", Barrier(4)
+
+        def export(count: int, path: Path = path, ends: Barrier = ends) -> int:
+            def together() -> Iterator[pa.RecordBatch]:
+                yield from batches(count)
+                ends.wait(30)
+
+            try:
+                return write_parquet(open_output(str(path), [], False), schema, together(), False)
+            except jobs.OutputError:
+                return 0
+
+        with ThreadPoolExecutor(4) as threads:
+            counts = list(threads.map(export, range(1, 5)))
+        assert [count for count in counts if count] == [pq.read_table(path).num_rows]
+    assert left_over(tmp_path) == []
+
+
+def test_an_input_that_cannot_be_reached_keeps_no_local_file_from_being_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "out.parquet"
+    path.touch()
+    assert open_output(str(path), ["hdfs://no-such-host:1/texts.parquet"], True).path == str(path)
 
 
 def test_nothing_is_left_of_an_export_that_fails(tmp_path: Path) -> None:
