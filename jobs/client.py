@@ -194,7 +194,8 @@ def _stream(
     settings: Settings | None,
 ) -> pa.RecordBatchReader:
     settings = settings or load_settings()
-    get(job_id, settings=settings)
+    with open_database(settings) as db:
+        reports.get_job(db, job_id)  # that there is such a job; its ids are not counted for this
 
     def chunks() -> Iterator[pa.RecordBatch]:
         with open_database(settings) as db:

@@ -156,7 +156,8 @@ def results(
 ) -> None:
     """Show a job's answers, in the order of its rows."""
     settings = choose_database(data_dir)
-    job = jobs.get(job_id, settings=settings)
+    with open_database(settings) as db:
+        job = reports.get_job(db, job_id)
     reader = jobs.results(job_id, limit=limit, settings=settings)
     if as_json:
         for batch in reader:
