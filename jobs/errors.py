@@ -72,7 +72,7 @@ class JobNotFoundError(LayaBatchError):
 
 
 class IdempotencyError(LayaBatchError):
-    """An idempotency key was used before, for a job that asks for something else."""
+    """An idempotency key was used before, for a job that asks for something else or whose input files have changed."""
 
 
 class JobFailedError(LayaBatchError):
